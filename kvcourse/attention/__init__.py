@@ -1,0 +1,1 @@
+"""What one token stores: the attention axis."""

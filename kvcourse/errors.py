@@ -1,0 +1,8 @@
+"""Errors that a user can act on."""
+
+
+class InputError(ValueError):
+    """Bad input from the user: the message says what was wrong, what was expected and what to do.
+
+    The command line prints it as one line on stderr and exits with code 2.
+    """
