@@ -1,0 +1,97 @@
+"""Reading the fields of a model's config, wherever it comes from and however it spells them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvcourse.attention import known_models
+from kvcourse.config import read_config
+from kvcourse.errors import InputError
+
+
+def config_dict(config: Any) -> dict[str, Any]:
+    """The fields of a config as a dict, from anything that `layout_of` takes except a ModelConfig.
+
+    Errors: InputError when a name is neither built in, nor a path, nor a reachable hub name.
+    """
+    if isinstance(config, str) and not Path(config).expanduser().exists():
+        model = known_models.KNOWN.get(config.lower())
+        if model is not None:
+            return dict(model.config)
+        if config.count("/") == 1 and not config.endswith(".json") and config[0] not in "./~":
+            return _from_hub(config)
+        if "/" not in config and "\\" not in config and not config.endswith(".json"):
+            raise InputError(known_models.unknown_name(config))
+    return read_config(config)
+
+
+def _from_hub(name: str) -> dict[str, Any]:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return read_config(hf_hub_download(name, "config.json"))
+    except InputError:  # the file came, and is no config
+        raise
+    except Exception as error:  # a wrong name, a gated model and a missing network raise many types
+        raise InputError(
+            f"could not fetch config.json of {name!r} from the hub ({type(error).__name__}): check the name "
+            "and the network, or give a path to a config.json, a dict, or a built-in name "
+            "(kvcourse memory --list)"
+        ) from None
+
+
+@dataclass(frozen=True)
+class ConfigReader:
+    """A config being read: asks for numbers by any of their names, and says which one is missing."""
+
+    values: Mapping[str, Any]
+    model_type: str
+    needs: tuple[str, ...]
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        """The first of `names` that the config has, as a count of at least 1."""
+        for name in names:
+            if name in self.values:
+                value = self.values[name]
+                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                    raise InputError(
+                        f"{self.model_type}: {name}={value!r}, expected a whole number of at least 1"
+                    )
+                return value
+        if default is None:
+            raise InputError(
+                f"the {self.model_type} config lacks {names[0]}: it needs {', '.join(self.needs)}"
+            )
+        return default
+
+    @property
+    def num_layers(self) -> int:
+        return self.number("num_hidden_layers", "n_layer")
+
+    @property
+    def num_heads(self) -> int:
+        return self.number("num_attention_heads", "n_head")
+
+    @property
+    def head_dim(self) -> int:
+        """`head_dim` where the config says it, else hidden_size / heads: the two may differ."""
+        if "head_dim" in self.values:
+            return self.number("head_dim")
+        hidden = self.number("hidden_size", "n_embd", "n_embed")
+        if hidden % self.num_heads:
+            raise InputError(
+                f"{self.model_type}: hidden_size={hidden} is no multiple of {self.num_heads} heads: "
+                "give head_dim"
+            )
+        return hidden // self.num_heads
+
+    def layer_types(self) -> list[str] | None:
+        """The config's own list of layer types. Extra entries (multi-token prediction) are dropped."""
+        types = self.values.get("layer_types")
+        if types is not None and len(types) < self.num_layers:
+            raise InputError(
+                f"{self.model_type}: layer_types has {len(types)} entries for {self.num_layers} layers: "
+                "give one each"
+            )
+        return None if types is None else list(types)[: self.num_layers]
