@@ -1,0 +1,309 @@
+"""KVCache: a plan made real for one model."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvcourse.attention.families import layout_of
+from kvcourse.attention.gqa import attention, causal_mask, positions_of
+
+
+def storage_dtype(codec):
+    return {
+        "auto": None,
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+    }[codec]
+
+
+from kvcourse.config import ModelConfig
+from kvcourse.errors import InputError
+from kvcourse.kernels import contiguous_decode
+from kvcourse.plan import Plan
+from kvcourse.storage.contiguous import ContiguousStore
+
+
+@dataclass
+class _Step:
+    """One forward pass: what is new, and the tensors that its layers share. Nothing counts until it is committed."""
+
+    past: tuple[int, ...]  # tokens seen before, per row
+    new: tuple[int, ...]  # valid new tokens, per row
+    width: int  # tokens in the input, padding included
+    positions: Tensor  # (batch, width), -1 for padding
+    next_layer: int = 0
+    shared: dict = field(default_factory=dict)  # masks and lengths, by window
+    staged: list = field(default_factory=list)  # ring writes that wait for the commit
+
+    @property
+    def total(self) -> tuple[int, ...]:
+        return tuple(p + n for p, n in zip(self.past, self.new, strict=True))
+
+    @property
+    def uniform(self) -> bool:
+        """All rows have the same past and no padding."""
+        return len(set(self.past)) == 1 and min(self.new) == self.width
+
+
+class KVCache:
+    """Keys and values of a batch of sequences, and attention over them.
+
+    config: the model's ModelConfig. plan: one choice per axis; Plan() by default. batch_size: sequences, which
+    may differ in length.
+
+    A forward pass is one step: `begin` (optional without padding), then `attend` once for each layer in order.
+    The new tokens count (`seen`, `lengths`) when the last layer has attended. A pass that was interrupted
+    leaves the cache as it was; begin the next one as if it had not happened.
+    """
+
+    def __init__(self, config: ModelConfig, plan: Plan | None = None, batch_size: int = 1) -> None:
+        plan = Plan() if plan is None else plan
+        if not isinstance(plan, Plan):
+            raise InputError(f"plan is a {type(plan).__name__}: expected a kvcourse.Plan")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise InputError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
+        plan.require_runnable()
+        self.config, self.plan, self.batch_size = config, plan, batch_size
+        self._dtype = storage_dtype(plan.codec)
+        self._stores = [
+            ContiguousStore(layer, batch_size, plan.block_size, plan.capacity) for layer in layout_of(config)
+        ]
+        self._seen = (0,) * batch_size
+        self._highest = (
+            0,
+        ) * batch_size  # the furthest position ever written, which a ring has made room for
+        self._step: _Step | None = None
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """Tokens that each row has seen so far: the position of its next token."""
+        return self._seen
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens kept per row in full-attention layers (all that were seen: this plan evicts nothing)."""
+        return self._seen
+
+    @property
+    def capacity(self) -> int:
+        """Slots allocated per row in the largest layer. At least the tokens it holds, usually more."""
+        return max(store.slots for store in self._stores)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for all layers and rows, measured from the arrays."""
+        return sum(store.nbytes for store in self._stores)
+
+    def begin(self, num_tokens: int, attention_mask: Tensor | None = None, device="cpu") -> Tensor:
+        """Start a step of `num_tokens` tokens per row and return their positions.
+
+        attention_mask: (batch, num_tokens), 1 for tokens and 0 for padding, padding on the left; None: no padding.
+        Returns (batch, num_tokens) int64, the position of each token in its own row, -1 for padding.
+        Errors: InputError for another shape, padding that is not on the left, or a row of padding only.
+        """
+        if num_tokens < 1:
+            raise InputError("a step of 0 tokens: give at least one token per row")
+        shape = (self.batch_size, num_tokens)
+        if attention_mask is None:
+            new = (num_tokens,) * self.batch_size
+            offsets = torch.arange(num_tokens, device=device)
+            positions = torch.tensor(self._seen, device=device)[:, None] + offsets
+        else:
+            if tuple(attention_mask.shape) != shape:
+                raise InputError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}: expected (batch, new tokens) = {shape}; "
+                    "it describes the tokens of this call only, the cache remembers the earlier ones"
+                )
+            valid = attention_mask.to(device).bool()
+            new = tuple(valid.sum(-1).tolist())
+            if min(new) == 0:
+                raise InputError(
+                    f"row {new.index(0)} of attention_mask has no token: give each row at least one"
+                )
+            if (valid[:, :-1] & ~valid[:, 1:]).any():
+                raise InputError("attention_mask has padding after a token: pad on the left, all zeros first")
+            positions = positions_of(torch.tensor(self._seen, device=device), valid)
+        self._step = _Step(self._seen, new, num_tokens, positions)
+        return positions
+
+    @torch.no_grad()
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store the new keys and values of `layer`, and attend to everything it holds.
+
+        q: (batch, num_heads, tokens, head_dim), rotated; k: (batch, num_kv_heads, tokens, head_dim), rotated;
+        v: (batch, num_kv_heads, tokens, head_dim). Returns (batch, num_heads, tokens, head_dim); rows of
+        padding hold no meaning.
+
+        Errors: InputError for shapes that do not fit, or layers out of order; the cache is unchanged.
+        """
+        self._check(layer, q, k, v)
+        if self._dtype not in (None, k.dtype):  # attend to what is stored, so that chunking changes nothing
+            k, v = k.to(self._dtype).to(q.dtype), v.to(self._dtype).to(q.dtype)
+        step = self._step
+        if step is None or (layer == 0 and step.next_layer > 0):  # no begin, or the last pass was interrupted
+            self.begin(q.shape[2], device=q.device)
+            step = self._step
+        if layer != step.next_layer or q.shape[2] != step.width:
+            raise InputError(
+                f"attend(layer={layer}) with {q.shape[2]} tokens: expected layer {step.next_layer} with "
+                f"{step.width} tokens; call each layer once, in order, with the tokens announced to begin()"
+            )
+        store = self._stores[layer]
+        store.reserve(max(step.total), self._dtype or k.dtype, k.device)
+        new = {"k": k, "v": v}
+        if step.width == 1:
+            self._write(store, new, step)
+            out = self._decode(store, q, step)
+        elif max(step.past) == 0:
+            out = self._attend_fresh(store, q, k, v, step)
+            self._write(store, new, step)
+        elif store.window is None:
+            self._write(store, new, step)
+            out = self._attend_filled(store, q, step)
+        else:
+            out = self._attend_ring(store, q, k, v, step)
+            self._write(store, new, step)
+        step.next_layer += 1
+        if step.next_layer == len(self._stores):
+            self._commit(step)
+        return out
+
+    def crop(self, n: int) -> None:
+        """Keep the first n tokens of every row (n ≥ 0), or drop the last -n (n < 0). Allocated memory stays.
+
+        Errors: InputError when a row would have to grow, or when a sliding layer has already overwritten
+        what the window needs: it can go back at most `plan.block_size` tokens past a full ring.
+        """
+        kept = tuple(n if n >= 0 else max(0, length + n) for length in self._seen)
+        for row, (now, then) in enumerate(zip(self._seen, kept, strict=True)):
+            if then > now:
+                raise InputError(f"crop({n}): row {row} has {now} tokens; crop can only shorten")
+            for store in self._stores:
+                oldest = self._highest[row] - store.slots
+                if store.window is not None and then and max(0, then + 1 - store.window) < oldest:
+                    raise InputError(
+                        f"crop({n}): a layer with a window of {store.window} tokens keeps the last {store.slots}, and "
+                        f"row {row} has written {self._highest[row]}; crop at most {self.plan.block_size} "
+                        "tokens back, or reset() and compute again"
+                    )
+        self._seen, self._step = kept, None
+        self._highest = tuple(h if s else 0 for h, s in zip(self._highest, kept, strict=True))
+
+    def fork(self) -> "KVCache":
+        """An independent copy: what one of the two writes, the other never sees."""
+        other = KVCache(self.config, self.plan, self.batch_size)
+        other._stores = [store.clone() for store in self._stores]
+        other._seen, other._highest = self._seen, self._highest
+        return other
+
+    def reset(self) -> None:
+        """Forget every token. Allocated memory stays."""
+        self._seen = self._highest = (0,) * self.batch_size
+        self._step = None
+
+    def _write(self, store: ContiguousStore, new: dict[str, Tensor], step: _Step) -> None:
+        """Write the step's tokens, or stage them when that would overwrite what an interrupted step needs again."""
+        columns = min(step.width, store.slots)  # a ring keeps only the last ones
+        new = {name: values[:, :, -columns:] for name, values in new.items()}
+        if step.uniform:
+            where = (step.total[0] - columns,)
+            write = store.write_span
+        else:
+            if ("ragged", columns) not in step.shared:
+                positions = step.positions[:, -columns:]
+                row, token = (positions >= 0).nonzero(as_tuple=True)
+                step.shared["ragged", columns] = (row, token, positions[row, token])
+            where = step.shared["ragged", columns]
+            write = store.write_ragged
+        if store.window is not None and max(step.past) > 0 and step.width > self.plan.block_size:
+            new = {name: values.clone() for name, values in new.items()}
+            step.staged.append(partial(write, new, *where))
+            return
+        write(new, *where)
+        if store.window is not None:
+            self._note_highest(step)
+
+    def _decode(self, store: ContiguousStore, q: Tensor, step: _Step) -> Tensor:
+        """One query per row over everything in the window: the fused kernel."""
+        if ("decode", store.window) not in step.shared:
+            total = torch.tensor(step.total)
+            lengths = total if store.window is None else total.clamp(max=store.window)
+            starts = None if store.window is None else ((total - lengths) % store.slots).to(q.device)
+            step.shared["decode", store.window] = (lengths.to(q.device), starts)
+        lengths, starts = step.shared["decode", store.window]
+        k, v = (store.arrays[name].to(q.dtype) for name in ("k", "v"))
+        return contiguous_decode(q[:, :, 0], k, v, lengths, starts)[:, :, None]
+
+    def _attend_fresh(self, store: ContiguousStore, q: Tensor, k: Tensor, v: Tensor, step: _Step) -> Tensor:
+        """Nothing is stored yet: the new tokens see only each other."""
+        if step.uniform and (store.window is None or step.width <= store.window):
+            return attention(q, k, v, causal=True)
+        return attention(q, k, v, self._mask(step, step.positions, store.window))
+
+    def _attend_filled(self, store: ContiguousStore, q: Tensor, step: _Step) -> Tensor:
+        """A chunk of queries over positions 0 … max(total) - 1, its own keys included."""
+        keys = max(step.total)
+        k, v = (store.arrays[name][:, :, :keys].to(q.dtype) for name in ("k", "v"))
+        return attention(q, k, v, self._mask(step, torch.arange(keys, device=q.device)[None], None))
+
+    def _attend_ring(self, store: ContiguousStore, q: Tensor, k: Tensor, v: Tensor, step: _Step) -> Tensor:
+        """A chunk of queries over what the window still holds and the chunk itself, before the ring is written."""
+        old = min(store.window - 1, max(step.past))
+        past = torch.tensor(step.past, device=q.device)
+        before = (
+            past[:, None] - old + torch.arange(old, device=q.device)
+        )  # (batch, old), negative: nothing there
+        k = torch.cat((store.gather("k", before).to(q.dtype), k), dim=2)
+        v = torch.cat((store.gather("v", before).to(q.dtype), v), dim=2)
+        return attention(q, k, v, self._mask(step, torch.cat((before, step.positions), dim=1), store.window))
+
+    def _mask(self, step: _Step, key_position: Tensor, window: int | None) -> Tensor:
+        """The step's mask for one kind of layer, made once."""
+        if ("mask", window) not in step.shared:
+            rows = slice(1) if step.uniform else slice(None)  # equal rows share one mask
+            step.shared["mask", window] = causal_mask(step.positions[rows], key_position[rows], window)
+        return step.shared["mask", window]
+
+    def _commit(self, step: _Step) -> None:
+        for write in step.staged:
+            write()
+        if step.staged:
+            self._note_highest(step)
+        self._seen, self._step = step.total, None
+
+    def _note_highest(self, step: _Step) -> None:
+        self._highest = tuple(
+            total if past == 0 else max(highest, total)
+            for highest, past, total in zip(self._highest, step.past, step.total, strict=True)
+        )
+
+    def _check(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Refuse tensors that do not fit, before anything is touched."""
+        if not 0 <= layer < len(self._stores):
+            raise InputError(f"layer {layer}: this cache has layers 0 to {len(self._stores) - 1}")
+        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        tokens = q.shape[2] if q.dim() == 4 else "tokens"
+        for name, x, expected in (
+            ("q", q, (self.batch_size, heads, tokens, dim)),
+            ("k", k, (self.batch_size, kv_heads, tokens, dim)),
+            ("v", v, (self.batch_size, kv_heads, tokens, dim)),
+        ):
+            if tuple(x.shape) != expected:
+                raise InputError(
+                    f"{name} has shape {tuple(x.shape)}: expected (batch, heads, tokens, dim) = {expected}"
+                )
+            if x.dtype != q.dtype or x.device != q.device or not x.is_floating_point():
+                raise InputError(
+                    f"{name} is {x.dtype} on {x.device} and q is {q.dtype} on {q.device}: expected one floating-point "
+                    "dtype and one device"
+                )
+        held = self._stores[layer].arrays.get("k")
+        if held is not None and (held.device != k.device or held.dtype != (self._dtype or k.dtype)):
+            raise InputError(
+                f"k is {k.dtype} on {k.device}, but the cache holds {held.dtype} on {held.device}: "
+                "use one cache per dtype and device"
+            )

@@ -1,0 +1,74 @@
+"""Decode tokens one by one."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from kvcourse.cache import KVCache
+from kvcourse.errors import InputError
+from kvcourse.model import Decoder
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    input_ids: Tensor,
+    max_new_tokens: int = 64,
+    cache: KVCache | None = None,
+    attention_mask: Tensor | None = None,
+    *,
+    use_cache: bool = True,
+    eos_token_id: int | Iterable[int] | None = None,
+    temperature: float = 0.0,
+    seed: int | None = None,
+) -> Tensor:
+    """Continue each row of `input_ids` by up to `max_new_tokens` tokens.
+
+    input_ids: (batch, tokens). attention_mask: (batch, tokens), 0 for padding on the left. cache: a KVCache that
+    may already hold earlier tokens; None makes one with the default plan. use_cache: False runs the whole text
+    through the model for every token, as chapter 1 does first. eos_token_id: one id or several that end a row,
+    which then repeats the first of them; the model's own by default, () for none. temperature: 0 takes the most
+    likely token, more samples, reproducibly with `seed`.
+
+    Returns (batch, new) int64: the new tokens only, `new` ≤ max_new_tokens.
+    """
+    if max_new_tokens < 0:
+        raise InputError(f"max_new_tokens={max_new_tokens}: expected 0 or more")
+    if temperature < 0:
+        raise InputError(f"temperature={temperature}: expected 0 (greedy) or more")
+    if not use_cache and cache is not None:
+        raise InputError("use_cache=False with a cache: leave one of the two out")
+    if input_ids.dim() != 2:
+        raise InputError(f"input_ids has shape {tuple(input_ids.shape)}: expected (batch, tokens)")
+    ends = model.config.eos_token_ids if eos_token_id is None else eos_token_id
+    ends = torch.tensor(
+        [ends] if isinstance(ends, int) else list(ends), dtype=torch.long, device=model.device
+    )
+    batch = input_ids.shape[0]
+    if use_cache and cache is None:
+        cache = KVCache(model.config, batch_size=batch)
+    generator = None if seed is None else torch.Generator(model.device).manual_seed(seed)
+    text, mask = input_ids.to(model.device), attention_mask
+    done = torch.zeros(batch, dtype=torch.bool, device=model.device)
+    new: list[Tensor] = []
+    while len(new) < max_new_tokens and not done.all():
+        logits = model(text, cache, mask, last_only=True)[:, 0]  # (batch, vocab)
+        token = _choose(logits, temperature, generator)  # (batch,)
+        if len(ends):
+            token = torch.where(done, ends[0], token)
+            done |= torch.isin(token, ends)
+        new.append(token)
+        if use_cache:
+            text, mask = token[:, None], None
+        else:
+            text = torch.cat((text, token[:, None]), dim=1)
+            mask = None if mask is None else torch.cat((mask, mask.new_ones(batch, 1)), dim=1)
+    return torch.stack(new, dim=1) if new else input_ids.new_zeros(batch, 0).long()
+
+
+def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    if temperature == 0:
+        return logits.argmax(-1)
+    chances = torch.softmax(logits.float() / temperature, dim=-1)
+    return torch.multinomial(chances, 1, generator=generator)[:, 0]

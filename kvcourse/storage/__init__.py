@@ -1,0 +1,1 @@
+"""Where tokens live: the storage axis."""

@@ -1,0 +1,104 @@
+"""Contiguous storage: one array per field and layer, a row per sequence, grown by doubling.
+
+Slots of a full-attention layer are positions. A sliding-window layer is a ring: position p lies in slot
+p mod slots, and the ring has one block more than the window, so that rolling back up to a block loses nothing.
+"""
+
+import torch
+from torch import Tensor
+
+from kvcourse.attention.layout import LayerLayout
+from kvcourse.errors import InputError
+
+
+def capacity_for(
+    tokens: int, window: int | None = None, block_size: int = 16, fixed: int | None = None
+) -> int:
+    """Slots per sequence that a layer holding `tokens` tokens has allocated.
+
+    The one place where growth is decided: `block_size` slots, doubled until they suffice; never more than
+    window + block_size in a sliding layer; `fixed` slots from the first token on when that is given.
+    """
+    if tokens == 0:
+        return 0
+    slots = block_size if fixed is None else fixed
+    while fixed is None and slots < tokens:
+        slots *= 2
+    return slots if window is None else min(slots, window + block_size)
+
+
+class ContiguousStore:
+    """The fields of one layer for a batch of sequences.
+
+    arrays: per field a tensor (batch, num_kv_heads, slots, head_dim), absent until the first `reserve`.
+    slots: capacity per sequence; how much of it is filled is the cache's business.
+    """
+
+    def __init__(self, layer: LayerLayout, batch_size: int, block_size: int, fixed: int | None) -> None:
+        self.fields = layer.fields
+        self.window = layer.fields[0].window
+        self.batch_size = batch_size
+        self.block_size = block_size
+        self.fixed = fixed
+        self.arrays: dict[str, Tensor] = {}
+
+    @property
+    def slots(self) -> int:
+        """Slots allocated per sequence."""
+        return next(iter(self.arrays.values())).shape[2] if self.arrays else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, filled or not."""
+        return sum(array.untyped_storage().nbytes() for array in self.arrays.values())
+
+    def reserve(self, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make room for `tokens` tokens per sequence. All fields grow or none: what was written stays."""
+        slots = capacity_for(tokens, self.window, self.block_size, self.fixed)
+        if slots < tokens and (self.window is None or slots < self.window + self.block_size):
+            raise InputError(
+                f"{tokens} tokens do not fit: the plan fixes capacity={self.fixed}; "
+                "give a larger capacity, or None to grow on demand"
+            )
+        if slots <= self.slots:
+            return
+        # A ring smaller than its window has never wrapped, so slots are positions here and a plain copy keeps them.
+        grown = {}
+        for field in self.fields:
+            heads, dim = field.shape
+            # Zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN.
+            grown[field.name] = torch.zeros(self.batch_size, heads, slots, dim, dtype=dtype, device=device)
+            if self.arrays:
+                grown[field.name][:, :, : self.slots] = self.arrays[field.name]
+        self.arrays = grown
+
+    def write_span(self, new: dict[str, Tensor], position: int) -> None:
+        """Write the same positions of every sequence: new[name] is (batch, heads, tokens, dim)."""
+        for name, values in new.items():
+            array, tokens = self.arrays[name], values.shape[2]
+            first = position % self.slots
+            fits = min(tokens, self.slots - first)
+            array[:, :, first : first + fits] = values[:, :, :fits]
+            if fits < tokens:  # the ring wraps; callers never write more than one turn
+                array[:, :, : tokens - fits] = values[:, :, fits:]
+
+    def write_ragged(self, new: dict[str, Tensor], row: Tensor, token: Tensor, position: Tensor) -> None:
+        """Write token[i] of sequence row[i] at position[i]; each index is (entries,)."""
+        slot = position % self.slots
+        for name, values in new.items():
+            self.arrays[name][row, :, slot] = values[row, :, token].to(self.arrays[name].dtype)
+
+    def gather(self, name: str, position: Tensor) -> Tensor:
+        """The entries at position (batch, entries); a negative position reads a slot that the caller masks.
+
+        Returns (batch, heads, entries, dim).
+        """
+        array = self.arrays[name]
+        index = (position % self.slots)[:, None, :, None].expand(-1, array.shape[1], -1, array.shape[3])
+        return array.gather(2, index)
+
+    def clone(self) -> "ContiguousStore":
+        """A copy that shares nothing."""
+        other = ContiguousStore(LayerLayout(self.fields), self.batch_size, self.block_size, self.fixed)
+        other.arrays = {name: array.clone() for name, array in self.arrays.items()}
+        return other
