@@ -17,8 +17,8 @@ _NAMES = {
     "tiny_model": "model",
 }
 _MODULES = (
-    "attention", "bench", "claims", "codecs", "course", "evaluate", "figures", "flops", "kernels", "memory", "storage",
-    "weights",
+    "attention", "bench", "claims", "codecs", "course", "evaluate", "figures", "flops", "kernels", "memory",
+    "storage", "weights",
 )  # fmt: skip
 
 __all__ = sorted([*_NAMES, *_MODULES])

@@ -6,20 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvcourse import codecs
 from kvcourse.attention.families import layout_of
 from kvcourse.attention.gqa import attention, causal_mask, positions_of
-
-
-def storage_dtype(codec):
-    return {
-        "auto": None,
-        "fp64": torch.float64,
-        "fp32": torch.float32,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-    }[codec]
-
-
 from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
 from kvcourse.kernels import contiguous_decode
@@ -29,7 +18,7 @@ from kvcourse.storage.contiguous import ContiguousStore
 
 @dataclass
 class _Step:
-    """One forward pass: what is new, and the tensors that its layers share. Nothing counts until it is committed."""
+    """One forward pass: what is new, and the tensors that its layers share. It counts once it is committed."""
 
     past: tuple[int, ...]  # tokens seen before, per row
     new: tuple[int, ...]  # valid new tokens, per row
@@ -68,7 +57,7 @@ class KVCache:
             raise InputError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
         plan.require_runnable()
         self.config, self.plan, self.batch_size = config, plan, batch_size
-        self._dtype = storage_dtype(plan.codec)
+        self._dtype = codecs.get(plan.codec).dtype
         self._stores = [
             ContiguousStore(layer, batch_size, plan.block_size, plan.capacity) for layer in layout_of(config)
         ]
@@ -98,7 +87,9 @@ class KVCache:
         """Bytes allocated for all layers and rows, measured from the arrays."""
         return sum(store.nbytes for store in self._stores)
 
-    def begin(self, num_tokens: int, attention_mask: Tensor | None = None, device="cpu") -> Tensor:
+    def begin(
+        self, num_tokens: int, attention_mask: Tensor | None = None, device: torch.device | str = "cpu"
+    ) -> Tensor:
         """Start a step of `num_tokens` tokens per row and return their positions.
 
         attention_mask: (batch, num_tokens), 1 for tokens and 0 for padding, padding on the left; None: no padding.
@@ -115,8 +106,8 @@ class KVCache:
         else:
             if tuple(attention_mask.shape) != shape:
                 raise InputError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}: expected (batch, new tokens) = {shape}; "
-                    "it describes the tokens of this call only, the cache remembers the earlier ones"
+                    f"attention_mask has shape {tuple(attention_mask.shape)}: expected (batch, new tokens) = "
+                    f"{shape}; it describes the tokens of this call only, the cache remembers the earlier ones"
                 )
             valid = attention_mask.to(device).bool()
             new = tuple(valid.sum(-1).tolist())
@@ -186,8 +177,8 @@ class KVCache:
                 oldest = self._highest[row] - store.slots
                 if store.window is not None and then and max(0, then + 1 - store.window) < oldest:
                     raise InputError(
-                        f"crop({n}): a layer with a window of {store.window} tokens keeps the last {store.slots}, and "
-                        f"row {row} has written {self._highest[row]}; crop at most {self.plan.block_size} "
+                        f"crop({n}): a layer with a window of {store.window} tokens keeps the last {store.slots}, "
+                        f"and row {row} has written {self._highest[row]}; crop at most {self.plan.block_size} "
                         "tokens back, or reset() and compute again"
                     )
         self._seen, self._step = kept, None
@@ -298,8 +289,8 @@ class KVCache:
                 )
             if x.dtype != q.dtype or x.device != q.device or not x.is_floating_point():
                 raise InputError(
-                    f"{name} is {x.dtype} on {x.device} and q is {q.dtype} on {q.device}: expected one floating-point "
-                    "dtype and one device"
+                    f"{name} is {x.dtype} on {x.device} and q is {q.dtype} on {q.device}: expected one "
+                    "floating-point dtype and one device"
                 )
         held = self._stores[layer].arrays.get("k")
         if held is not None and (held.device != k.device or held.dtype != (self._dtype or k.dtype)):

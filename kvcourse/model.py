@@ -56,10 +56,7 @@ class Attention(nn.Module):
         q = rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), *turn)  # (B, H, T, D)
         k = rotate(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), *turn)  # (B, H_kv, T, D)
         v = self.v_proj(x).view(heads).transpose(1, 2)  # (B, H_kv, T, D)
-        if cache is None:
-            out = attention(q, k, v, masks[self.window])
-        else:
-            out = cache.attend(self.layer, q, k, v)
+        out = attention(q, k, v, masks[self.window]) if cache is None else cache.attend(self.layer, q, k, v)
         return self.o_proj(out.transpose(1, 2).flatten(2))  # (B, T, hidden)
 
 
