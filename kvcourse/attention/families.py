@@ -104,7 +104,7 @@ def _gemma3(config: ConfigReader) -> list[str]:
 def _llama4(config: ConfigReader) -> list[str]:
     """Llama 4: layers with RoPE are local to a chunk, the ones without (every fourth) see everything.
 
-    A chunked layer never holds more than one chunk; right after a boundary it needs less than is counted here.
+    A chunked layer never holds more than one chunk; it needs less just after a boundary.
     """
     if not config.values.get("attention_chunk_size"):
         return _no_window(config)

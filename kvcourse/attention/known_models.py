@@ -1,4 +1,4 @@
-"""Published models by name: the config fields that decide what a token costs and how many parameters there are.
+"""Published models by name: the config fields that decide what a token costs and count the parameters.
 
 Fields are as in the `config.json` of the repository named under `hub`, reduced to what `layout_of` and
 `memory.parameter_count` read.

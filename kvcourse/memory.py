@@ -1,0 +1,253 @@
+"""Memory arithmetic: the exact bytes of a KV cache for any model, and what fits where.
+
+Without a plan the numbers are ideal: every token stored once, nothing rounded. With a plan they are what its
+storage allocates, and equal `KVCache.nbytes` to the byte.
+
+`config` is anything that `kvcourse.attention.families.layout_of` takes: our ModelConfig, a transformers config, a
+dict, a path to config.json, a built-in name such as "llama-3-8b", or a hub name. `dtype` is the number type of
+the model: "bf16", "fp16", "fp32", "fp64" or a torch dtype. `codec` names a format of `kvcourse.codecs`; by default
+it is the plan's, and full precision in `dtype` without a plan.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvcourse.attention.config_reader import config_dict
+from kvcourse.attention.families import layout_of
+from kvcourse.attention.layout import Field, LayerLayout
+from kvcourse.codecs.formats import CodecFormat, dtype_bytes, get_format
+from kvcourse.config import ModelConfig
+from kvcourse.errors import InputError
+from kvcourse.units import humanize, parse_bytes, parse_tokens
+
+__all__ = [
+    "Fit", "bytes_at", "bytes_per_token", "bytes_per_token_beyond_windows", "crossover_tokens", "fits", "humanize",
+    "parameter_count", "parse_bytes", "parse_tokens", "weight_size",
+]  # fmt: skip
+
+LONGEST = 1 << 50  # tokens; a context that fits at this length is limited by something else than memory
+
+
+def bytes_per_token(config: Any, plan: Any = None, dtype: Any = "bf16", *, codec: str | None = None) -> int:
+    """Bytes that one more token adds in all layers together, before any window is full.
+
+    Codecs with groups of tokens are counted in the long run; a fraction of a byte is rounded up.
+    """
+    return _growth(config, plan, dtype, codec, lambda field: True)
+
+
+def bytes_per_token_beyond_windows(
+    config: Any, plan: Any = None, dtype: Any = "bf16", *, codec: str | None = None
+) -> int:
+    """Bytes that one more token adds once every window is full: 0 when all layers slide."""
+    return _growth(config, plan, dtype, codec, lambda field: field.window is None)
+
+
+def bytes_at(
+    config: Any,
+    context: int,
+    batch: int = 1,
+    plan: Any = None,
+    dtype: Any = "bf16",
+    *,
+    codec: str | None = None,
+) -> int:
+    """Bytes of `batch` sequences of `context` tokens each, all layers, metadata and fixed states included.
+
+    plan: its storage decides the rounding. "paged": up to whole blocks. "contiguous": up to the capacity that
+    the cache allocates. None: no rounding.
+    Errors: InputError for a negative context, a batch below 1, or a plan that drops tokens or shares them.
+    """
+    _check_count("context", context, 0)
+    _check_count("batch", batch, 1)
+    form, full = _format(plan, codec), dtype_bytes(dtype)
+    slots = _rounding(plan)
+    one = sum(
+        times * (_layer_bytes(layer, context, form, full, slots) + layer.state_bytes * (context > 0))
+        for layer, times in Counter(layout_of(config)).items()
+    )
+    return batch * one
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What fits in a given memory next to the weights. All sizes in bytes.
+
+    request_bytes: one request of `context` tokens. requests: how many of them fit. tokens: tokens that the whole
+    room holds when it is filled with such requests, the part of a last one included. longest: the longest single
+    request that fits, None when memory does not limit it (all layers have windows or fixed states).
+    """
+
+    gpu_bytes: int
+    weight_bytes: int
+    reserved_bytes: int
+    room_bytes: int
+    context: int
+    request_bytes: int
+    requests: int
+    tokens: int
+    longest: int | None
+
+
+def fits(
+    config: Any,
+    gpu_bytes: int | str,
+    context: int,
+    plan: Any = None,
+    dtype: Any = "bf16",
+    *,
+    codec: str | None = None,
+    weight_bytes: int | None = None,
+    parameters: int | None = None,
+    reserve: float = 0.1,
+) -> Fit:
+    """What fits in `gpu_bytes` (a number, or "80GB", "24GiB") next to the weights.
+
+    weight_bytes, or parameters × dtype, or neither for models that `parameter_count` counts. reserve: share of
+    the memory that is kept for activations and the runtime.
+    Errors: InputError when the weights alone do not fit, or their size is neither given nor countable.
+    """
+    gpu = parse_bytes(gpu_bytes)
+    _check_count("context", context, 1)
+    if not 0 <= reserve < 1:
+        raise InputError(f"reserve={reserve!r}: expected a share of the memory, at least 0 and below 1")
+    weights = weight_size(config, dtype, weight_bytes, parameters)
+    reserved = math.ceil(gpu * reserve)
+    room = gpu - reserved - weights
+    if room <= 0:
+        raise InputError(
+            f"the weights ({weights:,} bytes) and the reserve ({reserved:,}) fill the {gpu:,} bytes of memory: "
+            "take more memory, several GPUs, or quantised weights (weight_bytes)"
+        )
+
+    def size(tokens: int) -> int:
+        return bytes_at(config, tokens, 1, plan, dtype, codec=codec)
+
+    request = size(context)
+    return Fit(
+        gpu_bytes=gpu,
+        weight_bytes=weights,
+        reserved_bytes=reserved,
+        room_bytes=room,
+        context=context,
+        request_bytes=request,
+        requests=room // request,
+        tokens=room * context // request,
+        longest=_last(lambda tokens: size(tokens) <= room),
+    )
+
+
+def crossover_tokens(
+    config: Any,
+    plan: Any = None,
+    dtype: Any = "bf16",
+    *,
+    codec: str | None = None,
+    weight_bytes: int | None = None,
+    parameters: int | None = None,
+) -> int | None:
+    """Tokens of one sequence at which its KV cache reaches the size of the weights; None when it never does."""
+    weights = weight_size(config, dtype, weight_bytes, parameters)
+    below = _last(lambda tokens: bytes_at(config, tokens, 1, plan, dtype, codec=codec) < weights)
+    return None if below is None else below + 1
+
+
+def weight_size(
+    config: Any, dtype: Any = "bf16", weight_bytes: int | None = None, parameters: int | None = None
+) -> int:
+    """Bytes of the weights: as given, or parameters × dtype, counted from the config when neither is given."""
+    if weight_bytes is not None:
+        _check_count("weight_bytes", weight_bytes, 0)
+        return weight_bytes
+    if parameters is None:
+        parameters = parameter_count(config)
+    _check_count("parameters", parameters, 0)
+    return parameters * dtype_bytes(dtype)
+
+
+def parameter_count(config: Any) -> int:
+    """Parameters of a dense Llama-family model (llama, mistral, qwen2, qwen3), exactly; a tied head counts once.
+
+    Errors: InputError for other families: give `weight_bytes` or `parameters` there.
+    """
+    if not isinstance(config, ModelConfig):
+        raw = config_dict(config)
+        try:
+            config = ModelConfig.from_hf(raw)
+        except InputError as error:
+            raise InputError(
+                f"cannot count the parameters of this {raw.get('model_type')!r} model ({error}); "
+                "give weight_bytes or parameters"
+            ) from None
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    attention = hidden * (queries + 2 * keys) + queries * hidden
+    attention += config.attention_bias * (queries + 2 * keys) + config.attention_out_bias * hidden
+    attention += config.qk_norm * 2 * config.head_dim
+    mlp = 3 * hidden * inner + config.mlp_bias * (2 * inner + hidden)
+    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return config.num_layers * (attention + mlp + 2 * hidden) + hidden + embeddings
+
+
+def _format(plan: Any, codec: str | None) -> CodecFormat:
+    return get_format(codec or (plan.codec if plan is not None else "auto"))
+
+
+def _growth(config: Any, plan: Any, dtype: Any, codec: str | None, counts: Callable[[Field], bool]) -> int:
+    form, full = _format(plan, codec), dtype_bytes(dtype)
+    return math.ceil(
+        sum(
+            form.bytes_per_entry(field.shape, field.name == "k", full) / field.stride
+            for layer in layout_of(config)
+            for field in layer.fields
+            if counts(field)
+        )
+    )
+
+
+def _layer_bytes(
+    layer: LayerLayout, context: int, form: CodecFormat, full: int, slots: Callable[[Field, int], int]
+) -> int:
+    return sum(
+        form.nbytes(slots(field, context), field.shape, field.name == "k", full) for field in layer.fields
+    )
+
+
+def _rounding(plan: Any) -> Callable[[Field, int], int]:
+    """(field, tokens) -> entries that the plan's storage allocates for them."""
+    if plan is None:
+        return lambda field, tokens: field.entries(tokens)
+    for axis in ("sharing", "eviction"):
+        if getattr(plan, axis) is not None:
+            raise InputError(
+                f"{axis}={getattr(plan, axis)!r}: what it stores depends on the traffic; "
+                "size the plan without it, and measure the saving"
+            )
+    if plan.storage == "paged":
+        return lambda field, tokens: -(-field.entries(tokens) // plan.block_size) * plan.block_size
+    from kvcourse.storage.contiguous import capacity_for
+
+    return lambda field, tokens: capacity_for(
+        tokens // field.stride, field.window, plan.block_size, plan.capacity
+    )
+
+
+def _last(holds: Callable[[int], bool]) -> int | None:
+    """The largest number of tokens for which `holds` (true, then false); None when it holds for every length."""
+    if holds(LONGEST):
+        return None
+    low, high = 0, 1
+    while holds(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name}={value!r}: expected a whole number of at least {least}")
