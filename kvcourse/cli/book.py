@@ -1,0 +1,97 @@
+"""`kvcourse book`: check the manifest, execute notebooks, build the pages, export for Jupyter Book."""
+
+import sys
+from pathlib import Path
+
+
+def add_parser(subparsers) -> None:
+    p = subparsers.add_parser("book", help="check, execute, build or export the book")
+    actions = p.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    check = actions.add_parser("check", help="check book.toml against the notebooks and pages")
+    check.set_defaults(run=run_check)
+
+    execute = actions.add_parser(
+        "execute",
+        help="run notebooks and store their outputs",
+        description="Run the notebooks whose code changed since their outputs were stored.",
+    )
+    execute.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK", help="default: every chapter")
+    which = execute.add_mutually_exclusive_group()
+    which.add_argument("--changed", action="store_true", help="run those whose code changed (the default)")
+    which.add_argument("--all", action="store_true", help="run them even if nothing changed")
+    execute.set_defaults(run=run_execute)
+
+    build = actions.add_parser(
+        "build",
+        help="build the pages",
+        description="Build the pages from the stored outputs of the notebooks. Solutions are left out.",
+    )
+    build.add_argument("--out", type=Path, metavar="DIR", help="where the pages go (default _build/html)")
+    build.add_argument(
+        "--with-solutions",
+        action="store_true",
+        help="for instructors (default folder _build/html-with-solutions)",
+    )
+    assets = build.add_mutually_exclusive_group()
+    assets.add_argument("--offline", action="store_true", help="fail if pages cannot be made to work offline")
+    assets.add_argument("--cdn", action="store_true", help="pages load MathJax and widgets from a CDN")
+    build.set_defaults(run=run_build)
+
+    export = actions.add_parser("export", help="write the book's source for Jupyter Book 1 or 2")
+    export.add_argument("format", choices=("jb1", "myst"), help="jb1: Jupyter Book 1; myst: Jupyter Book 2")
+    export.add_argument("--out", type=Path, metavar="DIR", help="default _build/FORMAT")
+    export.set_defaults(run=run_export)
+
+
+def run_check(args) -> None:
+    from kvcourse.course.manifest import read_manifest
+
+    manifest = read_manifest()
+    minutes = sum(chapter.minutes for chapter in manifest.chapters)
+    print(
+        f"{len(manifest.chapters)} chapters, {len(manifest.files)} pages, {minutes} minutes, {manifest.points} points"
+    )
+
+
+def run_execute(args) -> None:
+    from kvcourse.course import execute
+    from kvcourse.course.manifest import read_manifest
+    from kvcourse.course.notebook import read_notebook
+
+    paths = args.notebooks
+    if not paths:
+        manifest = read_manifest()
+        paths = [manifest.root / chapter.file for chapter in manifest.chapters]
+    for path in paths:
+        if not args.all and not execute.is_stale(read_notebook(path)):
+            print(f"{path.name}: unchanged")
+            continue
+        seconds = execute.execute_file(path.resolve())
+        print(f"{path.name}: {seconds:.1f} s", flush=True)
+        if seconds > execute.MAX_SECONDS:
+            print(f"{path.name}: over the {execute.MAX_SECONDS} s that a chapter may take", file=sys.stderr)
+
+
+def run_build(args) -> None:
+    from kvcourse.course.build import build_book
+    from kvcourse.course.manifest import read_manifest
+
+    manifest = read_manifest()
+    print(f"building {len(manifest.files)} pages", flush=True)
+    offline = True if args.offline else False if args.cdn else None
+    out = build_book(manifest, args.out, args.with_solutions, offline)
+    print(f"the book: {out.resolve() / 'index.html'}")
+
+
+def run_export(args) -> None:
+    from kvcourse.course.export import export_book
+    from kvcourse.course.manifest import read_manifest
+
+    manifest = read_manifest()
+    out = args.out or manifest.root / "_build" / args.format
+    export_book(manifest, args.format, out)
+    command = (
+        f"jupyter-book build {out}" if args.format == "jb1" else f"cd {out} && jupyter-book build --html"
+    )
+    print(f"{out}: build it with: {command}")

@@ -1,0 +1,1 @@
+"""The course around the package: manifest, book, notebook execution and student copies."""

@@ -1,0 +1,78 @@
+"""Docstrings as reStructuredText. The package writes them as plain text, which Sphinx would misread in places.
+
+What a docstring may hold: paragraphs; lines `name: text` or `name, name: text` with deeper lines that go on with
+the text; bullets; code in single backticks; blocks set off by a blank line and four spaces, shown as they are.
+"""
+
+import inspect
+import re
+
+_ENTRY = re.compile(r"(?P<names>[a-z_]\w*(?:, [a-z_]\w*)*): (?P<text>.+)")
+_SECTION_ENTRY = re.compile(r"(?P<names>[\w.]+(?:, [\w.]+)*): (?P<text>.+)")
+_SECTION = re.compile(r"(?P<title>Args|Arguments|Attributes|Returns|Yields|Raises):\n(?P<body>(?: +.*\n?)+)")
+_BULLET = re.compile(r"[*-] +(?P<text>.+)")
+_CODE = re.compile(r"`+([^`]+)`+")
+_SPECIAL = re.compile(r"[\\*|`]|(?<=\w)_(?!\w)")
+_MARK = "\0"  # stands for the bullet of a list item until the text is escaped
+
+
+def setup(app) -> dict:
+    """Sphinx extension: rewrite each docstring that autodoc reads."""
+    app.connect("autodoc-process-docstring", _process)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _process(app, what, name, obj, options, lines: list[str]) -> None:
+    lines[:] = to_rst("\n".join(lines)).splitlines()
+
+
+def to_rst(docstring: str) -> str:
+    """The same text in reStructuredText, valid whatever characters it holds."""
+    paragraphs = re.split(r"\n[ \t]*\n", inspect.cleandoc(docstring))
+    return "\n\n".join(_paragraph(paragraph.strip("\n")) for paragraph in paragraphs if paragraph.strip())
+
+
+def _paragraph(paragraph: str) -> str:
+    if paragraph.startswith(("    ", ">>>")):
+        return "::\n\n" + "\n".join(f"    {line}" for line in paragraph.split("\n"))
+    if match := _SECTION.fullmatch(paragraph):
+        body = inspect.cleandoc("\n" + match["body"])
+        return f"{match['title']}:\n\n" + _escape(_lists(body, _SECTION_ENTRY))
+    return _escape(_lists(paragraph, _ENTRY))
+
+
+def _lists(paragraph: str, entry: re.Pattern) -> str:
+    """Make items of bullets and of `name: text`, set off from the prose around them, with even indents."""
+    out: list[str] = []
+    in_item = False
+    for line in paragraph.split("\n"):
+        item = _item(line, entry)
+        if item is not None:
+            out += ([""] if out else []) + [f"{_MARK} {item}"]
+            in_item = True
+        elif in_item and not line.startswith(" "):
+            out += ["", line]
+            in_item = False
+        else:
+            out.append(("  " if in_item else "") + line.strip())
+    return "\n".join(out)
+
+
+def _item(line: str, entry: re.Pattern) -> str | None:
+    """The text of a list item, or None if the line does not begin one."""
+    if match := _BULLET.fullmatch(line):
+        return match["text"]
+    if match := entry.fullmatch(line):
+        return ", ".join(f"`{name}`" for name in match["names"].split(", ")) + f": {match['text']}"
+    return None
+
+
+def _escape(text: str) -> str:
+    """Code between backticks as literals; elsewhere, characters that mean something to the parser escaped."""
+    pieces = _CODE.split(text)  # prose, code, prose, …
+    prose = [_SPECIAL.sub(r"\\\g<0>", piece) for piece in pieces[::2]]
+    out = [prose[0]]
+    for code, after in zip(pieces[1::2], prose[1:], strict=True):
+        boundary = "\\ " if after[:1].isalnum() else ""  # as in `InputError`s
+        out += [f"``{code}``", boundary, after]
+    return "".join(out).replace(_MARK, "*")
