@@ -1,0 +1,292 @@
+"""`kvcourse bench cache`: one decode step on KVCache, next to transformers' DynamicCache and the floor.
+
+Both run the same weights (one copy in memory) in the same process, at a context of n tokens: each step reads one
+new token per row, and is then undone, outside the timed part, so that the context stays n. Timed apart from the
+whole step is its KV part: storing the new K and V of every layer and attending to what is stored, on tensors of the
+same shapes.
+
+The floor is the time to read every byte that a step cannot avoid reading, the weights once and the K and V of every
+row, at the bandwidth measured on this machine.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+from tqdm import tqdm
+
+from kvcourse.attention.families import layout_of
+from kvcourse.bench import machine
+from kvcourse.bench.harness import Comparison, compare, format_seconds, render
+from kvcourse.cache import KVCache
+from kvcourse.errors import InputError
+from kvcourse.model import Decoder
+from kvcourse.plan import Plan
+
+CONTEXTS, BATCHES = (256, 1024, 4096), (1, 8)
+STEP, STEP_HF, KV, KV_HF = "step", "step, transformers", "KV part", "KV part, transformers"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One context and batch. Times in seconds per step, medians.
+
+    floor: weight and KV bytes ÷ read bandwidth; kv_floor: KV bytes alone. difference: largest absolute difference
+    of the logits of the two arms for the same token, which says that they did the same work.
+    """
+
+    context: int
+    batch: int
+    timing: Comparison
+    floor: float
+    kv_floor: float
+    difference: float
+
+    @property
+    def step_speedup(self) -> float:
+        """Tokens per second of KVCache ÷ those of DynamicCache."""
+        return self.timing.speedup(STEP, over=STEP_HF)
+
+    @property
+    def kv_speedup(self) -> float:
+        """Time of DynamicCache's KV part ÷ that of KVCache."""
+        return self.timing.speedup(KV, over=KV_HF)
+
+    def to_dict(self) -> dict[str, Any]:
+        arms = {name: {**asdict(arm), "median": arm.median} for name, arm in self.timing.arms.items()}
+        return {
+            "context": self.context,
+            "batch": self.batch,
+            "arms": arms,
+            "tokens_per_second": {name: self.batch / self.timing[name].median for name in (STEP, STEP_HF)},
+            "step_speedup": self.step_speedup,
+            "kv_speedup": self.kv_speedup,
+            "floor_s": self.floor,
+            "kv_floor_s": self.kv_floor,
+            "max_logit_difference": self.difference,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All cases of one run. Prints as a table; `to_json` adds machine, versions and commit."""
+
+    cases: tuple[Case, ...]
+    device: str
+    dtype: str
+    bandwidth: float
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "benchmark": "cache",
+                "device": self.device,
+                "dtype": self.dtype,
+                "read_bytes_per_second": self.bandwidth,
+                "cases": [case.to_dict() for case in self.cases],
+                "date": self.cases[-1].timing.date,
+                **machine.provenance(),
+            },
+            indent=2,
+        )
+
+    def __rich__(self) -> Table:
+        table = Table(
+            title=f"one decode step, {self.dtype} on {self.device}, {self.bandwidth / 1e9:.1f} GB/s read",
+            caption=machine.one_line(),
+        )
+        for header in (
+            "batch", "context", "step", "transformers", "tokens/s", "× HF", "floor", "÷ floor",
+            "KV part", "transformers", "× HF", "KV floor", "÷ floor",
+        ):  # fmt: skip
+            table.add_column(header, justify="right")
+        for case in self.cases:
+            step, kv = case.timing[STEP].median, case.timing[KV].median
+            table.add_row(
+                str(case.batch),
+                f"{case.context:,}",
+                format_seconds(step),
+                format_seconds(case.timing[STEP_HF].median),
+                f"{case.batch / step:.1f}",
+                f"{case.step_speedup:.2f}",
+                format_seconds(case.floor),
+                f"{step / case.floor:.1f}",
+                format_seconds(kv),
+                format_seconds(case.timing[KV_HF].median),
+                f"{case.kv_speedup:.2f}",
+                format_seconds(case.kv_floor),
+                f"{kv / case.kv_floor:.1f}",
+            )
+        return table
+
+    def __str__(self) -> str:
+        return render(self.__rich__(), width=160)
+
+
+def run(
+    model: Decoder,
+    contexts: Sequence[int] = CONTEXTS,
+    batches: Sequence[int] = BATCHES,
+    repeats: int = 10,
+    progress: bool | None = None,
+) -> Report:
+    """Time every context with every batch on `model`, whose device and dtype decide where and in what.
+
+    Errors: InputError for a context that leaves no position for the new token, or numbers below 1.
+    """
+    limit = model.config.max_position_embeddings
+    for name, values, most in (("context", contexts, limit - 1), ("batch", batches, None)):
+        for value in values:
+            if value < 1 or (most is not None and value > most):
+                bound = "at least 1" if most is None else f"1 to {most}, the model's positions less one"
+                raise InputError(f"{name} {value}: expected {bound}")
+    twin = twin_of(model)
+    bandwidth = machine.read_bandwidth(model.device.type)
+    grid = [(context, batch) for batch in batches for context in contexts]
+    disable = None if progress is None else not progress
+    cases = [
+        measure(model, twin, context, batch, repeats, bandwidth, progress)
+        for context, batch in tqdm(
+            grid, desc="bench cache", delay=2, leave=False, file=sys.stderr, disable=disable
+        )
+    ]
+    return Report(tuple(cases), model.device.type, str(model.dtype).removeprefix("torch."), bandwidth)
+
+
+@torch.inference_mode()
+def measure(
+    model: Decoder, twin: Any, context: int, batch: int, repeats: int, bandwidth: float, progress: bool | None
+) -> Case:
+    """One Case: both caches filled with the same random K and V, then the four arms interleaved."""
+    from transformers import DynamicCache
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    config, device, dtype = model.config, model.device, model.dtype
+    layers = range(config.num_layers)
+    ours, theirs = KVCache(config, Plan(), batch), DynamicCache(config=twin.config)
+
+    def draw(heads: int, tokens: int) -> Tensor:
+        return torch.randn(batch, heads, tokens, config.head_dim, device=device, dtype=dtype)
+
+    _fill(ours, theirs, draw(config.num_kv_heads, context), draw(config.num_kv_heads, context))
+    keyword = _cache_keyword(twin)
+    attention = SimpleNamespace(num_key_value_groups=config.group_size, is_causal=True)
+    scale = config.head_dim**-0.5
+
+    def setup() -> tuple[Tensor, ...]:
+        token = torch.randint(config.vocab_size, (batch, 1), device=device)
+        return token, draw(config.num_heads, 1), draw(config.num_kv_heads, 1), draw(config.num_kv_heads, 1)
+
+    def step(token: Tensor, *_: Tensor) -> Tensor:
+        return model(token, cache=ours)
+
+    def step_hf(token: Tensor, *_: Tensor) -> Tensor:
+        return twin(token, use_cache=True, **{keyword: theirs}).logits
+
+    def kv(_: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        for layer in layers:
+            ours.attend(layer, q, k, v)
+
+    def kv_hf(_: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        for layer in layers:
+            keys, values = theirs.update(k, v, layer)
+            sdpa_attention_forward(attention, q, keys, values, None, scaling=scale)
+
+    inputs = setup()
+    difference = float((step(*inputs) - step_hf(*inputs)).abs().max())
+    ours.crop(-1)
+    theirs.crop(-1)
+    timing = compare(
+        {STEP: step, STEP_HF: step_hf, KV: kv, KV_HF: kv_hf},
+        setup=setup,
+        after=_undo(ours, theirs),
+        repeats=repeats,
+        baseline=STEP_HF,
+        title=f"batch {batch}, context {context}",
+        progress=progress,
+    )
+    read = kv_bytes(model, context, batch) / bandwidth
+    return Case(context, batch, timing, weight_bytes(model) / bandwidth + read, read, difference)
+
+
+def _fill(ours: KVCache, theirs: Any, keys: Tensor, values: Tensor) -> None:
+    """Put the same K and V, each (batch, num_kv_heads, tokens, head_dim), into every layer of both caches.
+
+    What attention makes of them while they are stored does not matter, so zeros ask for it.
+    """
+    config = ours.config
+    queries = keys.new_zeros(1, 1, 1, 1).expand(keys.shape[0], config.num_heads, *keys.shape[2:])
+    for layer in range(config.num_layers):
+        ours.attend(layer, queries, keys, values)
+        theirs.update(keys, values, layer)
+
+
+def _undo(ours: KVCache, theirs: Any) -> dict[str, Callable[[], None]]:
+    """By arm, what takes the last token out again."""
+
+    def crop() -> None:
+        ours.crop(-1)
+
+    def crop_hf() -> None:
+        theirs.crop(-1)
+
+    return {STEP: crop, KV: crop, STEP_HF: crop_hf, KV_HF: crop_hf}
+
+
+def _cache_keyword(twin: Any) -> str:
+    """The argument of forward() that takes the cache: transformers 5.24 renamed past_key_values to cache."""
+    return "cache" if "cache" in inspect.signature(twin.forward).parameters else "past_key_values"
+
+
+def kv_bytes(model: Decoder, context: int, batch: int) -> int:
+    """Bytes of K and V that a step reads at `context` tokens; a sliding layer reads its window."""
+    fields = [field for layer in layout_of(model.config) for field in layer.fields]
+    return batch * model.dtype.itemsize * sum(field.entries(context) * field.values for field in fields)
+
+
+def weight_bytes(model: Decoder) -> int:
+    """Bytes of weights that a step reads: all of them, but of an embedding table of its own only single rows."""
+    tied = model.lm_head.weight is model.embed_tokens.weight
+    unread = 0 if tied else model.embed_tokens.weight.nbytes
+    return sum(parameter.nbytes for parameter in model.parameters()) - unread
+
+
+def twin_of(model: Decoder) -> Any:
+    """transformers' model on the very tensors of `model`, with attention by torch's SDPA."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = model.config
+    names = {
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads",
+    }
+    same = (
+        "vocab_size", "hidden_size", "intermediate_size", "head_dim", "max_position_embeddings", "rms_norm_eps",
+        "tie_word_embeddings", "attention_bias", "sliding_window",
+    )  # fmt: skip
+    rope = {"rope_theta": config.rope_theta, "rope_type": "default", **(config.rope_scaling or {})}
+    values = {theirs: getattr(config, ours) for theirs, ours in names.items()} | {
+        n: getattr(config, n) for n in same
+    }
+    kind = AutoConfig.for_model(
+        config.model_type, rope_parameters=rope, layer_types=list(config.layer_types), **values
+    )
+    with torch.device("meta"):
+        twin = AutoModelForCausalLM.from_config(kind, attn_implementation="sdpa", dtype=model.dtype)
+    state = {
+        name if name.startswith("lm_head") else f"model.{name}": t for name, t in model.state_dict().items()
+    }
+    twin.load_state_dict(state, assign=True, strict=True)
+    if config.tie_word_embeddings:
+        twin.lm_head.weight = twin.model.embed_tokens.weight
+    # The rotary tables are buffers outside the state dict; on "meta" they hold nothing.
+    twin.model.rotary_emb = type(twin.model.rotary_emb)(kind, device=model.device)
+    return twin.eval().requires_grad_(False)
