@@ -72,6 +72,8 @@ function render({ model: widget, el }) {
     if (growing !== token) rows.splice(2, 0, ["in layers that still grow", whole(growing), short(growing, "B")]);
     if (batch > 1) rows.push([`${whole(batch)} requests`, whole(cache), short(cache, "B")]);
     if (model.weight_bytes !== null) rows.push(["weights, bf16", whole(weights), short(weights, "B")]);
+    const bytes = table("Bytes of the cache", rows);
+    bytes.classList.add("kv-bytes");
     result.replaceChildren(
       bar(weights, cache, data.card_bytes),
       key([
@@ -80,7 +82,7 @@ function render({ model: widget, el }) {
         ["transparent", `card, ${short(data.card_bytes, "B")}`],
       ]),
       element("p", { class: "kv-say" }, verdict(model, weights, cache, request, data.card_bytes)),
-      table("Bytes of the cache", rows),
+      bytes,
     );
   };
   const picked = choice(owner, "Model", models, String(start.model), update);

@@ -32,9 +32,13 @@ function figure(title, drawing) {
   return element("figure", {}, element("figcaption", {}, title), drawing);
 }
 
+function ratio(number) {
+  return `${number < 100 ? number.toPrecision(3) : whole(number)}×`;
+}
+
 function ledger(prompt, steps, cost) {
   const [without, cached] = [work(prompt, steps, false, cost), work(prompt, steps, true, cost)];
-  const row = (name, a, b, write) => [name, write(a), write(b), `${(a / b).toPrecision(3)}×`];
+  const row = (name, a, b, write) => [name, write(a), write(b), ratio(a / b)];
   return [
     ["", "without", "cached", "ratio"],
     row("K, V rows in this pass", without.last.rows, cached.last.rows, whole),

@@ -1,6 +1,8 @@
 """The style of the figures: legible colours, alternative texts, the same bytes every time."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 
@@ -121,3 +123,11 @@ def test_the_book_gets_the_alternative_text(inline):
 )
 def test_other_outputs_are_left_to_the_book(output):
     assert AltText.handle_mime(Renderer(), output, False) is None
+
+
+def test_matplotlib_is_only_imported_to_draw():
+    program = (
+        "import sys, kvcourse, kvcourse.figures.style, kvcourse.figures.charts, kvcourse.figures.concepts;"
+        "sys.exit('matplotlib' in sys.modules or 'anywidget' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
