@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from kvcourse.errors import InputError
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if repaired is not None:
         report["repaired"] = repaired
     if args.prompt is not None:
-        report["prompt"], report["continuation"] = args.prompt, _continuation(args.name, args.prompt)
+        report["prompt"], report["continuation"] = args.prompt, _continuation(folder, args.prompt)
     if args.json:
         print(json.dumps(report, indent=2))
     else:
@@ -76,15 +77,15 @@ def _repair(name: str) -> list[str]:
     return damaged
 
 
-def _continuation(name: str, prompt: str) -> str:
+def _continuation(folder: Path, prompt: str) -> str:
     import torch
 
     from kvcourse.generation import generate
     from kvcourse.weights import load_model
 
-    model, tokenizer = load_model(name, device="cpu")
+    model, tokenizer = load_model(folder, device="cpu")
     if tokenizer is None:
-        raise InputError(f"{name} has no tokenizer files, so --try cannot read a prompt")
+        raise InputError(f"{folder} has no tokenizer files, so --try cannot read a prompt")
     tokens = tokenizer.encode(prompt)
     if not tokens:
         raise InputError("--try got an empty prompt; give some text to continue")

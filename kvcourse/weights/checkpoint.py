@@ -72,7 +72,7 @@ def locate(name_or_path: str | Path) -> Path:
     if text in BUILT_IN:
         return fetch(text)
     folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    if text and folder.is_dir():  # Path("") would be the current folder
         return folder
     if _HUB_NAME.fullmatch(text):
         return _download_from_hub(text)
