@@ -53,14 +53,15 @@ export function tokenBytes(model, codec, context = 0, fullBytes = 2) {
 }
 
 // Work of generating `steps` tokens after a prompt: one forward pass each, the first one being the prefill.
-// cost: {per_token, per_cell, per_step} FLOPs of a token's matrix products, of one query meeting one key, of the head.
+// cells: scores of attention, the masked half included, as kvcourse.flops counts them. cost: {per_token, per_cell,
+// per_step}, FLOPs of a token's products with the weights, of one query meeting one key, of the output head.
 export function work(prompt, steps, cached, cost) {
   const total = { rows: 0, cells: 0, flops: 0 };
   let last = total;
   for (let step = 0; step < steps; step++) {
     const tokens = prompt + step;
     const rows = cached && step > 0 ? 1 : tokens;
-    const cells = cached && step > 0 ? tokens : (tokens * (tokens + 1)) / 2;
+    const cells = cached && step > 0 ? tokens : tokens * tokens;
     last = { rows, cells, flops: rows * cost.per_token + cells * cost.per_cell + cost.per_step };
     for (const key of Object.keys(total)) total[key] += last[key];
   }

@@ -1,7 +1,7 @@
 """Explorers: control panels that compute in the browser, live in JupyterLab and in the book's static pages.
 
-The numbers come from arithmetic.mjs, which the tests compare with `kvcourse.memory` and `ledger`. A terminal, a
-page without JavaScript and nbval get a text instead.
+The numbers come from arithmetic.mjs, which the tests compare with `kvcourse.memory` and `kvcourse.flops`. A terminal,
+a page without JavaScript and nbval get a text instead.
 """
 
 import re
@@ -15,15 +15,12 @@ import anywidget
 import traitlets
 from ipywidgets import Layout
 
-from kvcourse import memory
-from kvcourse.attention.config_reader import config_dict
+from kvcourse import flops, memory
 from kvcourse.attention.families import layout_of
 from kvcourse.attention.known_models import KNOWN
 from kvcourse.codecs.formats import get_format
-from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
 from kvcourse.figures.alt_text import WIDGET_VIEW
-from kvcourse.figures.ledger import WorkCost, work
 
 MODELS = (
     "smollm2-135m", "llama-2-7b", "falcon-7b", "llama-3-8b", "llama-3-70b", "qwen3-32b", "mistral-7b-v0.1",
@@ -163,10 +160,11 @@ def codec_data(name: str) -> dict:
 
 
 class StepExplorer(Explorer):
-    """Generation one forward pass at a time: attention cells and the ledger, with and without a cache.
+    """Generation one forward pass at a time: attention scores and the ledger of work, with and without a cache.
 
-    prompt, answer: short strings, one a token. config: whose FLOPs are counted, by default SmolLM2-135M.
-    Errors: InputError when prompt or answer is empty.
+    prompt, answer: short strings, one a token. config: whose FLOPs are counted (anything that `kvcourse.flops`
+    takes), by default SmolLM2-135M.
+    Errors: InputError when prompt or answer is empty, and for a model with sliding layers.
     """
 
     _esm = bundle("step_explorer.mjs")
@@ -175,16 +173,24 @@ class StepExplorer(Explorer):
         self,
         prompt=("The", "capital", "of", "France"),
         answer=("is", "Paris", ",", "a", "city"),
-        config: ModelConfig | None = None,
+        config="smollm2-135m",
     ):
-        config = config or ModelConfig.from_hf(config_dict("smollm2-135m"))
-        cost = WorkCost.of(config)
-        without, cached = (work(len(prompt), len(answer), flag, cost) for flag in (False, True))
+        without, cached = (
+            flops.generation(config, len(answer), len(prompt), cached=flag).total for flag in (False, True)
+        )
         text = (
-            "Step explorer (interactive where JavaScript runs). "
-            f"{len(answer)} tokens after a prompt of {len(prompt)}: {without.cells} attention cells without a cache, "
-            f"{cached.cells} with one; {without.flops / cached.flops:.1f} times the FLOPs without."
+            f"Step explorer (interactive where JavaScript runs). {len(answer)} tokens after a prompt of "
+            f"{len(prompt)}: {without:,} FLOPs without a cache, {cached:,} with one, a factor of "
+            f"{without / cached:.1f}."
         )
         lengths = [length for length in LENGTHS if length > len(prompt) + len(answer)]
-        data = {"prompt": list(prompt), "answer": list(answer), "cost": cost.as_dict(), "lengths": lengths}
+        data = {"prompt": list(prompt), "answer": list(answer), "cost": cost_data(config), "lengths": lengths}
         super().__init__(text, data=data)
+
+
+def cost_data(config) -> dict[str, int]:
+    """What arithmetic.mjs needs to know of a model's work: FLOPs per token, per attention score and per pass."""
+    if any(field.window for layer in layout_of(config) for field in layer.fields):
+        raise InputError("this model has sliding layers, which the explorer does not draw; give one without")
+    one = flops.forward(config, tokens=1)
+    return {"per_token": one.linear, "per_cell": one.attention, "per_step": one.head}

@@ -4,21 +4,24 @@ import { element, panel, short, slider, table, tokenCount, whole } from "./panel
 
 const CELL = 24;
 
-// Lower triangle of queries (rows) by keys (columns). computed(row) says which rows this pass computes.
+// Queries (rows) by keys (columns). computed(row) says which rows this pass computes, the masked half included.
 function matrix(tokens, total, computed, said) {
   const size = total * CELL + 2;
   const drawing = element("svg", {
     class: "kv-cells", viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": said,
   });
   for (let row = 0; row < total; row++) {
-    for (let column = 0; column <= row; column++) {
+    for (let column = 0; column < total; column++) {
       const now = row < tokens && computed(row);
+      const masked = column > row;
+      if (masked && !(now && column < tokens)) continue;
       const [none, kept] = ["fill: none; stroke: var(--kv-line)", "fill: var(--kv-kept)"];
-      const style = now ? "fill: var(--kv-new)" : row < tokens ? kept : none;
+      const fresh = masked ? "fill: none; stroke: var(--kv-new); stroke-dasharray: 3" : "fill: var(--kv-new)";
+      const style = now ? fresh : row < tokens ? kept : none;
       drawing.append(
         element("rect", { x: column * CELL + 2, y: row * CELL + 2, width: CELL - 3, height: CELL - 3, rx: 2, style }),
       );
-      if (now) {
+      if (now && !masked) {
         // A dot as well, so that the colour is not the only sign.
         const middle = [column * CELL + CELL / 2 - 1.5, row * CELL + CELL / 2 - 1.5];
         drawing.append(element("rect", { x: middle[0], y: middle[1], width: 4, height: 4, style: "fill: white" }));
@@ -42,8 +45,8 @@ function ledger(prompt, steps, cost) {
   return [
     ["", "without", "cached", "ratio"],
     row("K, V rows in this pass", without.last.rows, cached.last.rows, whole),
-    row("cells in this pass", without.last.cells, cached.last.cells, short),
-    row("cells so far", without.total.cells, cached.total.cells, short),
+    row("scores in this pass", without.last.cells, cached.last.cells, short),
+    row("scores so far", without.total.cells, cached.total.cells, short),
     row("FLOPs so far", without.total.flops, cached.total.flops, short),
   ];
 }
@@ -92,6 +95,7 @@ function render({ model: widget, el }) {
     "p",
     { class: "kv-key" },
     element("span", { style: "--swatch: var(--kv-new)" }, "computed in this pass"),
+    element("span", { class: "kv-dashed", style: "--swatch: transparent" }, "computed, then masked"),
     element("span", { style: "--swatch: var(--kv-kept)" }, "computed earlier, kept"),
     element("span", { style: "--swatch: transparent" }, "not yet"),
   );

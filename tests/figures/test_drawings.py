@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from kvcourse.errors import InputError
-from kvcourse.figures import charts, concepts, style
+from kvcourse.figures import charts, concepts, recomputation, style
 
 STEPS = np.arange(1, 129)
 SIZES = 2.0 ** np.arange(6, 13)
@@ -28,6 +28,8 @@ DRAWINGS = {
     "four_axes, no plan": lambda: concepts.four_axes({}),
     "left_padding": concepts.left_padding,
     "left_padding, long": lambda: concepts.left_padding(("Hi", "you"), ("How", "are", "you", "now", "?")),
+    "recomputed_rows": recomputation.recomputed_rows,
+    "recomputed_rows, many": lambda: recomputation.recomputed_rows(7, 3),
     "work_per_token": lambda: charts.work_per_token(STEPS, 1e6 * STEPS**2, 1e6 * STEPS),
     "bytes_per_token": lambda: charts.bytes_per_token(MODELS),
     "bytes_per_token, one": lambda: charts.bytes_per_token(MODELS[:1]),

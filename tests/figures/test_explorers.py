@@ -6,22 +6,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import kvcourse.figures
-from kvcourse import memory
+from kvcourse import flops, memory
 from kvcourse.attention.known_models import KNOWN
-from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
 from kvcourse.figures import explorers
 from kvcourse.figures.alt_text import WIDGET_VIEW, AltText
-from kvcourse.figures.ledger import WorkCost, work
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="needs node to run the explorers' JavaScript")
 CONTEXTS = (1, 4, 127, 128, 129, 1023, 1024, 4096, 5000, 131_072, 1_048_576)
-COST = WorkCost(per_token=2_000, per_cell=30, per_step=7)
 
 
 def run_javascript(expression: str, data):
@@ -74,54 +69,34 @@ def test_known_sizes():
 
 @needs_node
 @pytest.mark.parametrize("cached", [False, True])
-def test_the_ledger_in_javascript_equals_python(cached):
-    sizes = [(1, 1), (1, 40), (4, 5), (100, 1), (4, 4093)]
+@pytest.mark.parametrize("model", ["smollm2-135m", "qwen3-0.6b"])
+def test_flops_equal_the_counts_of_the_package(model, cached):
+    sizes = [(1, 1), (1, 40), (4, 5), (100, 1), (4, 600)]
     got = run_javascript(
-        f"data.sizes.map(([p, s]) => kv.work(p, s, {json.dumps(cached)}, data.cost).total)",
-        {"sizes": sizes, "cost": COST.as_dict()},
+        f"data.sizes.map(([p, s]) => kv.work(p, s, {json.dumps(cached)}, data.cost).total.flops)",
+        {"sizes": sizes, "cost": explorers.cost_data(model)},
     )
-    for (prompt, steps), total in zip(sizes, got, strict=True):
-        want = work(prompt, steps, cached, COST)
-        assert total == {"rows": want.rows, "cells": want.cells, "flops": want.flops}
+    assert got == [flops.generation(model, steps, prompt, cached=cached).total for prompt, steps in sizes]
 
 
-@given(prompt=st.integers(1, 30), steps=st.integers(1, 30), cached=st.booleans())
-def test_the_ledger_counts_cells_one_by_one(prompt, steps, cached):
-    """Oracle: a list of every (pass, query, key) that is computed."""
-    cells, rows, done = 0, 0, set()
-    for tokens in range(prompt, prompt + steps):
-        for query in range(tokens):
-            if cached and query in done:
-                continue
-            done.add(query)
-            rows += 1
-            cells += query + 1
-    got = work(prompt, steps, cached, COST)
-    assert (got.rows, got.cells) == (rows, cells)
-    assert got.flops == rows * COST.per_token + cells * COST.per_cell + steps * COST.per_step
-
-
-def test_doubling_the_text_costs_eight_times_the_cells_without_a_cache():
-    """Row 3 of the ledger of claims: the sum of t² grows with n³, not n²; with a cache it is n²."""
-    ratio = {
-        flag: work(1, 8192, flag, COST).cells / work(1, 4096, flag, COST).cells for flag in (False, True)
-    }
-    assert ratio[False] == pytest.approx(8, rel=1e-3)
-    assert ratio[True] == pytest.approx(4, rel=1e-3)
-
-
-def test_flops_of_a_config_counted_by_hand():
-    config = ModelConfig(
-        vocab_size=11,
-        hidden_size=8,
-        intermediate_size=5,
-        num_layers=3,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=6,
+@needs_node
+@pytest.mark.parametrize("cached", [False, True])
+def test_rows_and_scores_counted_one_by_one(cached):
+    """Oracle: every (pass, query, key) that is computed, the masked half included, in nested loops."""
+    sizes = [(prompt, steps) for prompt in (1, 2, 7) for steps in (1, 2, 9)]
+    got = run_javascript(
+        f"data.sizes.map(([p, s]) => kv.work(p, s, {json.dumps(cached)}, data.cost))",
+        {"sizes": sizes, "cost": explorers.cost_data("smollm2-135m")},
     )
-    q, k, v, out, mlp = 8 * 24, 8 * 12, 8 * 12, 24 * 8, 3 * 8 * 5
-    assert WorkCost.of(config) == WorkCost(2 * 3 * (q + k + v + out + mlp), 4 * 3 * 24, 2 * 8 * 11)
+    for (prompt, steps), counted in zip(sizes, got, strict=True):
+        cells, rows, done = 0, 0, set()
+        for tokens in range(prompt, prompt + steps):
+            new = [query for query in range(tokens) if not (cached and query in done)]
+            done.update(new)
+            rows += len(new)
+            cells += sum(1 for _ in new for _ in range(tokens))
+        assert (counted["total"]["rows"], counted["total"]["cells"]) == (rows, cells)
+        assert (counted["last"]["rows"], counted["last"]["cells"]) == (len(new), len(new) * tokens)
 
 
 @pytest.fixture(params=[explorers.MemoryExplorer, explorers.StepExplorer])
@@ -179,7 +154,8 @@ def test_the_book_shows_the_text_without_script():
         (lambda: explorers.MemoryExplorer(codec="int3"), "codec 'int3' is not in this explorer"),
         (lambda: explorers.MemoryExplorer(model="gpt-9"), "model 'gpt-9' is not in this explorer"),
         (lambda: explorers.MemoryExplorer(models=["gpt-9"]), "gpt-9"),
-        (lambda: explorers.StepExplorer(answer=()), "expected at least 1 of each"),
+        (lambda: explorers.StepExplorer(answer=()), "new_tokens=0, prompt=4: expected at least one"),
+        (lambda: explorers.StepExplorer(config="mistral-7b-v0.1"), "has sliding layers"),
     ],
 )
 def test_bad_input_says_what_was_expected(make, message):
