@@ -17,7 +17,7 @@ from typing import Any
 
 from kvcourse.attention.config_reader import config_dict
 from kvcourse.attention.families import layout_of
-from kvcourse.attention.layout import Field, LayerLayout
+from kvcourse.attention.layout import Field
 from kvcourse.codecs.formats import CodecFormat, dtype_bytes, get_format
 from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
@@ -28,6 +28,7 @@ __all__ = [
     "parameter_count", "parse_bytes", "parse_tokens", "weight_size",
 ]  # fmt: skip
 
+COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 LONGEST = 1 << 50  # tokens; a context that fits at this length is limited by something else than memory
 
 
@@ -59,17 +60,12 @@ def bytes_at(
 
     plan: its storage decides the rounding. "paged": up to whole blocks. "contiguous": up to the capacity that
     the cache allocates. None: no rounding.
-    Errors: InputError for a negative context, a batch below 1, or a plan that drops tokens or shares them.
+    Errors: InputError for a negative context, a batch below 1, more tokens than the plan's capacity, or a plan
+    that drops tokens or shares them.
     """
     _check_count("context", context, 0)
     _check_count("batch", batch, 1)
-    form, full = _format(plan, codec), dtype_bytes(dtype)
-    slots = _rounding(plan)
-    one = sum(
-        times * (_layer_bytes(layer, context, form, full, slots) + layer.state_bytes * (context > 0))
-        for layer, times in Counter(layout_of(config)).items()
-    )
-    return batch * one
+    return batch * _request_size(config, plan, dtype, codec)(context)
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,8 @@ class Fit:
 
     request_bytes: one request of `context` tokens. requests: how many of them fit. tokens: tokens that the whole
     room holds when it is filled with such requests, the part of a last one included. longest: the longest single
-    request that fits, None when memory does not limit it (all layers have windows or fixed states).
+    request that fits, None when memory does not limit it (all layers have windows or fixed states), and never
+    more than the plan's capacity.
     """
 
     gpu_bytes: int
@@ -122,10 +119,7 @@ def fits(
             f"the weights ({weights:,} bytes) and the reserve ({reserved:,}) fill the {gpu:,} bytes of memory: "
             "take more memory, several GPUs, or quantised weights (weight_bytes)"
         )
-
-    def size(tokens: int) -> int:
-        return bytes_at(config, tokens, 1, plan, dtype, codec=codec)
-
+    size = _request_size(config, plan, dtype, codec)
     request = size(context)
     return Fit(
         gpu_bytes=gpu,
@@ -136,7 +130,7 @@ def fits(
         request_bytes=request,
         requests=room // request,
         tokens=room * context // request,
-        longest=_last(lambda tokens: size(tokens) <= room),
+        longest=_last(lambda tokens: size(tokens) <= room, _format(plan, codec), plan),
     )
 
 
@@ -149,10 +143,11 @@ def crossover_tokens(
     weight_bytes: int | None = None,
     parameters: int | None = None,
 ) -> int | None:
-    """Tokens of one sequence at which its KV cache reaches the size of the weights; None when it never does."""
+    """Tokens of one sequence from which on its KV cache is as large as the weights; None when it never is."""
     weights = weight_size(config, dtype, weight_bytes, parameters)
-    below = _last(lambda tokens: bytes_at(config, tokens, 1, plan, dtype, codec=codec) < weights)
-    return None if below is None else below + 1
+    size = _request_size(config, plan, dtype, codec)
+    below = _last(lambda tokens: size(tokens) < weights, _format(plan, codec), plan)
+    return None if below is None or below == getattr(plan, "capacity", None) else below + 1
 
 
 def weight_size(
@@ -169,19 +164,18 @@ def weight_size(
 
 
 def parameter_count(config: Any) -> int:
-    """Parameters of a dense Llama-family model (llama, mistral, qwen2, qwen3), exactly; a tied head counts once.
+    """Parameters of a dense Llama-family model, exactly; a tied head counts once.
 
     Errors: InputError for other families: give `weight_bytes` or `parameters` there.
     """
     if not isinstance(config, ModelConfig):
         raw = config_dict(config)
-        try:
-            config = ModelConfig.from_hf(raw)
-        except InputError as error:
+        if raw.get("model_type") not in COUNTED:
             raise InputError(
-                f"cannot count the parameters of this {raw.get('model_type')!r} model ({error}); "
-                "give weight_bytes or parameters"
-            ) from None
+                f"cannot count the parameters of a {raw.get('model_type')!r} model (only of "
+                f"{', '.join(COUNTED)}): give weight_bytes or parameters (--weights on the command line)"
+            )
+        config = ModelConfig.from_hf(raw)
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     attention = hidden * (queries + 2 * keys) + queries * hidden
@@ -208,12 +202,24 @@ def _growth(config: Any, plan: Any, dtype: Any, codec: str | None, counts: Calla
     )
 
 
-def _layer_bytes(
-    layer: LayerLayout, context: int, form: CodecFormat, full: int, slots: Callable[[Field, int], int]
-) -> int:
-    return sum(
-        form.nbytes(slots(field, context), field.shape, field.name == "k", full) for field in layer.fields
-    )
+def _request_size(config: Any, plan: Any, dtype: Any, codec: str | None) -> Callable[[int], int]:
+    """tokens -> bytes of one request. The config is read once, however often this is asked."""
+    form, full, entries = _format(plan, codec), dtype_bytes(dtype), _rounding(plan)
+    layers = Counter(layout_of(config))
+
+    def size(tokens: int) -> int:
+        if tokens == 0:
+            return 0
+        return sum(
+            times
+            * (
+                layer.state_bytes
+                + sum(form.nbytes(entries(f, tokens), f.shape, f.name == "k", full) for f in layer.fields)
+            )
+            for layer, times in layers.items()
+        )
+
+    return size
 
 
 def _rounding(plan: Any) -> Callable[[Field, int], int]:
@@ -230,22 +236,35 @@ def _rounding(plan: Any) -> Callable[[Field, int], int]:
         return lambda field, tokens: -(-field.entries(tokens) // plan.block_size) * plan.block_size
     from kvcourse.storage.contiguous import capacity_for
 
-    return lambda field, tokens: capacity_for(
-        tokens // field.stride, field.window, plan.block_size, plan.capacity
-    )
+    def slots(field: Field, tokens: int) -> int:
+        entries = tokens // field.stride
+        held = capacity_for(entries, field.window, plan.block_size, plan.capacity)
+        if held < entries and (field.window is None or held < field.window + plan.block_size):
+            raise InputError(
+                f"{tokens} tokens do not fit: the plan fixes capacity={plan.capacity}; "
+                "give a larger capacity, or None to grow on demand"
+            )
+        return held
+
+    return slots
 
 
-def _last(holds: Callable[[int], bool]) -> int | None:
-    """The largest number of tokens for which `holds` (true, then false); None when it holds for every length."""
-    if holds(LONGEST):
-        return None
-    low, high = 0, 1
-    while holds(high):
-        low, high = high, high * 2
+def _last(holds: Callable[[int], bool], form: CodecFormat, plan: Any) -> int | None:
+    """The largest number of tokens for which `holds`, up to the plan's capacity; None when there is no limit.
+
+    `holds` is true up to a length and false after it, except that sizes fall when a group of tokens closes: so
+    the next groups are looked at one by one. 32 are enough: no format shrinks a number more than that.
+    """
+    capacity = None if plan is None else plan.capacity
+    low, high = 0, capacity or LONGEST
+    if holds(high):
+        return capacity
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    if form.group_tokens == 1:
+        return low
+    return max((n for n in range(high, high + 32 * form.group_tokens) if holds(n)), default=low)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -1,9 +1,11 @@
 """Reading the fields of a model's config, wherever it comes from and however it spells them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from kvcourse.attention import known_models
 from kvcourse.config import read_config
@@ -27,17 +29,28 @@ def config_dict(config: Any) -> dict[str, Any]:
 
 
 def _from_hub(name: str) -> dict[str, Any]:
-    from huggingface_hub import hf_hub_download
+    """config.json of a hub repository: from the local cache, or with one request.
+
+    The hub's own download function retries for half a minute before it says that there is no network.
+    """
+    import huggingface_hub
+    from huggingface_hub.constants import HF_HUB_OFFLINE
 
     try:
-        return read_config(hf_hub_download(name, "config.json"))
-    except InputError:  # the file came, and is no config
-        raise
-    except Exception as error:  # a wrong name, a gated model and a missing network raise many types
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            return read_config(cached)
+        if HF_HUB_OFFLINE:
+            raise OSError("HF_HUB_OFFLINE is set")
+        request = Request(huggingface_hub.hf_hub_url(name, "config.json"))
+        for header, value in huggingface_hub.utils.build_hf_headers().items():
+            request.add_unredirected_header(header, value)  # a token must not follow to another host
+        with urlopen(request, timeout=10) as answer:
+            return dict(json.load(answer))
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"could not fetch config.json of {name!r} from the hub ({type(error).__name__}): check the name "
-            "and the network, or give a path to a config.json, a dict, or a built-in name "
-            "(kvcourse memory --list)"
+            f"could not fetch config.json of {name!r} from the hub ({error}): check the name and the network, "
+            "or give a path to a config.json, a dict, or a built-in name (kvcourse memory --list)"
         ) from None
 
 

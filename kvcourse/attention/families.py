@@ -147,7 +147,7 @@ def _deepseek_v4(config: ConfigReader) -> Layout:
     """DeepSeek-V4: one vector is key and value; each layer keeps a window of it and a compressed past.
 
     Compressed-sparse layers keep an entry and an index key per 4 tokens, heavily compressed ones an entry
-    per 128.
+    per 128. The tokens of an entry that is not complete yet are not counted.
     """
     types = config.layer_types()
     if types is None:
@@ -171,7 +171,7 @@ def _deepseek_v4(config: ConfigReader) -> Layout:
     unknown = sorted({str(kind) for kind in types} - set(choices))
     if unknown:
         raise InputError(
-            f"deepseek_v4: layer types {', '.join(unknown)}: expected one of {', '.join(choices)}"
+            f"deepseek_v4: layer type {unknown[0]}: expected one of {', '.join(choices)}"
         )
     return tuple(choices[kind] for kind in types)
 

@@ -81,14 +81,16 @@ def _sizes(args: argparse.Namespace) -> dict:
     from dataclasses import asdict
 
     from kvcourse import memory
+    from kvcourse.attention.config_reader import config_dict
     from kvcourse.plan import Plan
 
     plan = None
     if args.storage is not None:
         plan = Plan(storage=args.storage, codec=args.codec or "auto", block_size=args.block_size)
+    config = config_dict(args.model)
     context = memory.parse_tokens(args.context)
     options = {"plan": plan, "dtype": args.dtype, "codec": args.codec}
-    request = memory.bytes_at(args.model, context, **options)
+    request = memory.bytes_at(config, context, **options)
     data = {
         "model": args.model,
         "context": context,
@@ -97,33 +99,33 @@ def _sizes(args: argparse.Namespace) -> dict:
         "codec": args.codec or "auto",
         "storage": args.storage,
         "block_size": args.block_size if args.storage else None,
-        "bytes_per_token": memory.bytes_per_token(args.model, **options),
-        "bytes_per_token_beyond_windows": memory.bytes_per_token_beyond_windows(args.model, **options),
+        "bytes_per_token": memory.bytes_per_token(config, **options),
+        "bytes_per_token_beyond_windows": memory.bytes_per_token_beyond_windows(config, **options),
         "bytes_per_request": request,
-        "bytes_total": memory.bytes_at(args.model, context, args.batch, **options),
+        "bytes_total": memory.bytes_at(config, context, args.batch, **options),
     }
-    weights = _weights(args)
+    weights = _weights(args, config)
     if weights is not None:
-        crossover = memory.crossover_tokens(args.model, weight_bytes=weights, **options)
+        crossover = memory.crossover_tokens(config, weight_bytes=weights, **options)
         data |= {"weight_bytes": weights, "crossover_tokens": crossover}
     if args.gpu is not None:
-        fit = memory.fits(args.model, args.gpu, context, weight_bytes=weights, **options)
+        fit = memory.fits(config, args.gpu, context, weight_bytes=weights, **options)
         data |= {"gpu_share": data["bytes_total"] / fit.gpu_bytes, "fits": asdict(fit)}
     return data
 
 
-def _weights(args: argparse.Namespace) -> int | None:
+def _weights(args: argparse.Namespace, config: dict) -> int | None:
     """Bytes of the weights as given, or as counted when they are needed for --gpu; None when nobody asked."""
     from kvcourse import memory, units
     from kvcourse.errors import InputError
 
     if args.weights is None:
-        return None if args.gpu is None else memory.weight_size(args.model, args.dtype)
+        return None if args.gpu is None else memory.weight_size(config, args.dtype)
     unit = args.weights.strip().lstrip("0123456789.,_ ").lower()
     try:
         if unit in ("k", "m", "b", "t"):
             parameters = units.parse_parameters(args.weights)
-            return memory.weight_size(args.model, args.dtype, parameters=parameters)
+            return memory.weight_size(config, args.dtype, parameters=parameters)
         return units.parse_bytes(args.weights)
     except InputError:
         raise InputError(
@@ -137,7 +139,7 @@ def _print_known(models: list[dict]) -> None:
 
     table = Table(title="Built-in models, bytes of one token in bf16")
     table.add_column("name", no_wrap=True)
-    table.add_column("model")
+    table.add_column("model", overflow="fold")
     table.add_column("per token", justify="right")
     table.add_column("beyond windows", justify="right")
     table.add_column("note", overflow="fold")
