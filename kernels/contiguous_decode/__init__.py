@@ -1,12 +1,18 @@
 """Attention of one new token per row over a contiguous cache (the decode step)."""
 
+import functools
+import importlib.util
+
+import torch
+
 from .arguments import check_arguments
 from .reference import attend_reference, merge_states
 from .sdpa import attend_sdpa
 
 __all__ = ["attend_reference", "choose_backend", "contiguous_decode", "merge_states"]
 
-BACKENDS = ("reference", "torch")
+BACKENDS = ("reference", "torch", "cpu", "triton")
+SMALL = 1 << 15  # key floats below which SDPA on the CPU is as fast as starting threads (measured)
 
 
 def contiguous_decode(q, k, v, lengths, starts=None, scale=None, backend=None):
@@ -34,14 +40,66 @@ def contiguous_decode(q, k, v, lengths, starts=None, scale=None, backend=None):
     """
     check_arguments(q, k, v, lengths, starts)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    name = choose_backend(q) if backend is None else backend
+    name = choose_backend(q, k, v, lengths) if backend is None else backend
     if name == "torch":
         return attend_sdpa(q, k, v, lengths, starts, scale)
+    if name == "cpu":
+        return _cpu(q)(q, k, v, lengths, starts, scale)
+    if name == "triton":
+        return _triton(q)(q, k, v, lengths, starts, scale)
     if name == "reference":
         return attend_reference(q, k, v, lengths, starts, scale)[0].to(q.dtype)
     raise ValueError(f"backend is {name!r}: use one of {', '.join(BACKENDS)}, or None to choose")
 
 
-def choose_backend(q):
-    """The name of the fastest backend that can compute on q here."""
-    return "torch"
+def choose_backend(q, k, v, lengths):
+    """The name of the fastest backend for these arguments of ``contiguous_decode``.
+
+    "triton" on a GPU; "cpu" for float32 on the CPU unless the cache is small; "torch" for other types, where numba or
+    Triton is missing, and where gradients are wanted, which the kernels do not compute.
+    """
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return "torch"
+    if q.is_cuda and q.dtype != torch.float64:
+        return "triton" if _found("triton") else "torch"
+    strided = k.stride(3) != 1 or v.stride(3) != 1
+    if q.device.type != "cpu" or q.dtype != torch.float32 or strided or not _found("numba"):
+        return "torch"
+    return "torch" if sum(lengths.tolist()) * k.shape[1] * k.shape[3] < SMALL else "cpu"
+
+
+@functools.cache
+def _found(package):
+    return importlib.util.find_spec(package) is not None
+
+
+def _cpu(q):
+    """The CPU kernel, imported when it is first used: numba takes a moment."""
+    if q.device.type != "cpu" or q.dtype != torch.float32:
+        raise ValueError(
+            f"backend 'cpu' got {q.dtype} on {q.device}: pass float32 on the CPU, or backend='torch'"
+        )
+    if not _found("numba"):
+        raise ValueError("backend 'cpu' needs numba: pip install numba, or pass backend='torch'")
+    from .cpu import attend_cpu
+
+    return attend_cpu
+
+
+def _triton(q):
+    """The GPU kernel, imported when it is first used: Triton exists on Linux only."""
+    if not _found("triton"):
+        raise ValueError(
+            "backend 'triton' needs Triton (Linux only): pip install triton, or pass backend='torch'"
+        )
+    if q.dtype == torch.float64:
+        raise ValueError(
+            "backend 'triton' got torch.float64: pass float32, float16 or bfloat16, or backend='reference'"
+        )
+    from .triton import attend_triton, runs_on
+
+    if not runs_on(q.device):
+        raise ValueError(
+            f"backend 'triton' got tensors on {q.device}: move them to a GPU, or pass backend='torch'"
+        )
+    return attend_triton

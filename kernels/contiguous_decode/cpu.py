@@ -1,0 +1,236 @@
+"""Decode attention on the CPU in float32: numba and explicit vectors, each kv head read once.
+
+The tokens of each (row, kv head) are cut into chunks of CHUNK, the tasks that threads take one by one. A task keeps a
+running maximum, sum and weighted values (online softmax, "FlashAttention", arXiv 2205.14135) and leaves them as a
+partial; whoever finishes the last chunk of a pair merges its partials in order ("Flash-Decoding", PyTorch blog 2023).
+Chunks depend on nothing but the row's length, so a row's result does not depend on its batch mates or on the threads.
+"""
+
+import functools
+import itertools
+import math
+import struct
+import zlib
+from array import array
+from pathlib import Path
+
+import numpy as np
+import torch
+from numba import carray, cfunc, njit, types
+
+from . import vectors
+from .threads import run_workers
+from .vectors import LANES, add_values, exp2_of, fetch_add, floats_at, integers_at, max_of, pad, score_tile
+
+CHUNK = 512  # tokens of a task
+BLOCK = 64  # tokens whose scores are kept before their values are added; whole tiles
+REGISTERS = 24 if LANES == 16 else 10  # vectors of sums that stay in registers
+# The job that threads share is a list of int64: numbers, three tensors (address, then strides in bytes of rows,
+# heads, and query dims or cached tokens), then per row lengths, starts and first tasks, then finished chunks a pair.
+NEXT, THREADS, BATCH, NUM_KV_HEADS, CAPACITY, SCALE, OUT, PARTIALS, SCRATCH = range(9)
+Q, K, V, ROWS = 9, 13, 17, 21
+
+
+def attend_cpu(q, k, v, lengths, starts, scale):
+    """The operation of ``reference.attend_reference`` (same arguments) for float32 on the CPU.
+
+    Fastest where the last dimension of k and v is contiguous; other strides cost a copy.
+
+    Returns:
+        (batch, num_heads, v_head_dim) float32.
+    """
+    batch, num_heads, head_dim = q.shape
+    _, num_kv_heads, capacity, v_head_dim = v.shape
+    group = num_heads // num_kv_heads
+    k = k if k.stride(3) == 1 else k.contiguous()
+    v = v if v.stride(3) == 1 else v.contiguous()
+    lengths = lengths.tolist()
+    starts = [0] * batch if starts is None else [start % max(1, capacity) for start in starts.tolist()]
+    firsts = [0, *itertools.accumulate(max(1, -(-length // CHUNK)) * num_kv_heads for length in lengths)]
+    num_tasks = firsts[-1]
+    num_threads = max(1, min(torch.get_num_threads(), num_tasks))
+    partial = group * (pad(v_head_dim) + 2)
+    scratch = group * (pad(head_dim) + BLOCK)
+    out = torch.empty(batch, num_heads, v_head_dim)
+    memory = torch.empty(num_tasks * partial + num_threads * scratch)
+    partials = memory.data_ptr()
+    job = [0, 0, batch, num_kv_heads, capacity, *struct.unpack("q", struct.pack("d", scale))]
+    job += [out.data_ptr(), partials, partials + 4 * num_tasks * partial]
+    for tensor in (q, k, v):
+        job += [tensor.data_ptr(), *(4 * stride for stride in tensor.stride()[:3])]
+    job = array("q", job + lengths + starts + firsts + [0] * (batch * num_kv_heads))
+    run_workers(build_worker(group, head_dim, v_head_dim).ctypes, job.buffer_info()[0], num_threads)
+    return out
+
+
+@functools.cache
+def build_worker(group, head_dim, v_head_dim):
+    """Compiles the worker for one shape, about a second; later processes read it from numba's cache on disk.
+
+    Args:
+        group: query heads per kv head.
+        head_dim: floats of a query and a key.
+        v_head_dim: floats of a value.
+
+    Returns:
+        A numba cfunc, ``void (int64)``, that takes the address of a job and works until no task of it is left.
+    """
+    passes = -(-group * len(vectors.chunks(max(head_dim, v_head_dim))) // REGISTERS)
+    some = -(-group // passes)  # query heads of a pass
+    full, rest = divmod(group, some)
+    q_pad, v_pad = pad(head_dim), pad(v_head_dim)
+    # Numba's cache looks at the code and constants of this function only: this one stands for the rest.
+    version = zlib.crc32(Path(vectors.__file__).read_bytes() + Path(__file__).read_bytes())
+
+    def work(job_at):
+        job = carray(integers_at(job_at), ROWS + version * 0)
+        batch, num_kv_heads, capacity = job[BATCH], job[NUM_KV_HEADS], job[CAPACITY]
+        rows = carray(integers_at(job_at + 8 * ROWS), 3 * batch + 1)
+        lengths, starts, firsts = rows[:batch], rows[batch : 2 * batch], rows[2 * batch :]
+        finished_at = job_at + 8 * (ROWS + 3 * batch + 1)
+        query_at = job[SCRATCH] + 4 * fetch_add(job_at + 8 * THREADS) * group * (q_pad + BLOCK)
+        scores_at = query_at + 4 * group * q_pad
+        row = 0
+        while True:
+            task = fetch_add(job_at + 8 * NEXT)
+            while row < batch and task >= firsts[row + 1]:
+                row += 1
+            if row == batch:
+                return
+            num_chunks = (firsts[row + 1] - firsts[row]) // num_kv_heads
+            head, chunk = divmod(task - firsts[row], num_chunks)
+            copy_query(job, row, head, query_at, group, head_dim, q_pad)
+            keys_at = job[K] + row * job[K + 1] + head * job[K + 2]
+            values_at = job[V] + row * job[V + 1] + head * job[V + 2]
+            key_bytes, value_bytes = job[K + 3], job[V + 3]
+            sums_at = job[PARTIALS] + 4 * task * group * (v_pad + 2)
+            tops_at = sums_at + 4 * group * v_pad
+            sums = carray(floats_at(sums_at), (group, v_pad))
+            tops, totals = carray(floats_at(tops_at), (2, group))
+            sums[:] = 0
+            tops[:] = -np.inf
+            totals[:] = 0
+            left = min(CHUNK, lengths[row] - chunk * CHUNK)
+            slot = (starts[row] + chunk * CHUNK) % max(1, capacity)
+            while left > 0:
+                count = min(BLOCK, left, capacity - slot)  # a block ends where the ring does
+                for token in range(0, BLOCK, LANES):
+                    tile_at = keys_at + (slot + min(token, count - 1)) * key_bytes
+                    for g in range(full):
+                        score_tile(
+                            tile_at,
+                            key_bytes,
+                            count - token,
+                            query_at + 4 * g * some * q_pad,
+                            scores_at + 4 * (g * some * BLOCK + token),
+                            BLOCK,
+                            some,
+                            head_dim,
+                        )
+                    if rest:
+                        score_tile(
+                            tile_at,
+                            key_bytes,
+                            count - token,
+                            query_at + 4 * full * some * q_pad,
+                            scores_at + 4 * (full * some * BLOCK + token),
+                            BLOCK,
+                            rest,
+                            head_dim,
+                        )
+                weigh(scores_at, sums, tops, totals)
+                block_at = values_at + slot * value_bytes
+                for g in range(full):
+                    scores = scores_at + 4 * g * some * BLOCK
+                    add_values(
+                        block_at,
+                        value_bytes,
+                        count,
+                        scores,
+                        BLOCK,
+                        sums_at + 4 * g * some * v_pad,
+                        v_pad,
+                        some,
+                        v_head_dim,
+                    )
+                if rest:
+                    scores = scores_at + 4 * full * some * BLOCK
+                    add_values(
+                        block_at,
+                        value_bytes,
+                        count,
+                        scores,
+                        BLOCK,
+                        sums_at + 4 * full * some * v_pad,
+                        v_pad,
+                        rest,
+                        v_head_dim,
+                    )
+                left -= count
+                slot = (slot + count) % capacity
+            pair = row * num_kv_heads + head
+            if fetch_add(finished_at + 8 * pair) == num_chunks - 1:
+                first_at = sums_at - 4 * chunk * group * (v_pad + 2)
+                merge_partials(
+                    first_at, num_chunks, job[OUT] + 4 * pair * group * v_head_dim, group, v_head_dim, v_pad
+                )
+
+    signature = types.void(types.int64)
+    try:
+        return cfunc(signature, cache=True)(work)
+    except RuntimeError:  # no folder that numba may write its cache to
+        return cfunc(signature)(work)
+
+
+@njit(nogil=True)
+def copy_query(job, row, head, query_at, group, head_dim, q_pad):
+    """Writes the queries of one kv head side by side, padded with zeros, times scale / log(2): exp becomes exp2."""
+    scale = job[SCALE : SCALE + 1].view(np.float64)[0] / math.log(2)
+    query = carray(floats_at(query_at), (group, q_pad))
+    query[:] = 0
+    for g in range(group):
+        for d in range(head_dim):
+            at = job[Q] + row * job[Q + 1] + (head * group + g) * job[Q + 2] + d * job[Q + 3]
+            query[g, d] = carray(floats_at(at), 1)[0] * scale
+
+
+@njit(nogil=True)
+def weigh(scores_at, sums, tops, totals):
+    """Turns a block of scores into weights, relative to the largest score so far, and rescales what was summed."""
+    for g in range(len(tops)):
+        at = scores_at + 4 * g * BLOCK
+        top = max_of(at, BLOCK)
+        if top > tops[g]:
+            if totals[g] != 0:
+                factor = math.exp2(tops[g] - top)
+                totals[g] *= factor
+                for d in range(sums.shape[1]):
+                    sums[g, d] *= factor
+            tops[g] = top
+        totals[g] += exp2_of(at, finite(tops[g]), BLOCK)
+
+
+@njit(nogil=True)
+def finite(top):
+    """0 for the -inf of no tokens: -inf minus -inf would be NaN."""
+    return np.float32(0) if top == -np.inf else top
+
+
+@njit(nogil=True)
+def merge_partials(first_at, num_chunks, out_at, group, v_head_dim, v_pad):
+    """Merges the partials of one (row, kv head), in order, into its output."""
+    size = group * (v_pad + 2)
+    partials = carray(floats_at(first_at), (num_chunks, size))
+    out = carray(floats_at(out_at), (group, v_head_dim))
+    for g in range(group):
+        tops = partials[:, group * v_pad + g]
+        top = finite(tops.max())
+        total = np.float32(0)
+        out[g] = 0
+        for chunk in range(num_chunks):
+            weight = math.exp2(tops[chunk] - top)
+            total += weight * partials[chunk, group * v_pad + group + g]
+            for d in range(v_head_dim):
+                out[g, d] += weight * partials[chunk, g * v_pad + d]
+        if total != 0:
+            out[g] /= total
