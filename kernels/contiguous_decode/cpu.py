@@ -79,11 +79,13 @@ def build_worker(group, head_dim, v_head_dim):
     some = -(-group // passes)  # query heads of a pass
     full, rest = divmod(group, some)
     q_pad, v_pad = pad(head_dim), pad(v_head_dim)
-    # Numba's cache looks at the code and constants of this function only: this one stands for the rest.
-    version = zlib.crc32(Path(vectors.__file__).read_bytes() + Path(__file__).read_bytes())
+    # Numba's cache on disk looks at the code and constants of this function only; this constant stands for the functions
+    # that it calls, and for the name under which this module was imported, which the cached code refers to.
+    sources = Path(vectors.__file__).read_bytes() + Path(__file__).read_bytes()
+    stamp = zlib.crc32(sources + __name__.encode())
 
     def work(job_at):
-        job = carray(integers_at(job_at), ROWS + version * 0)
+        job = carray(integers_at(job_at), ROWS + 0 * stamp)
         batch, num_kv_heads, capacity = job[BATCH], job[NUM_KV_HEADS], job[CAPACITY]
         rows = carray(integers_at(job_at + 8 * ROWS), 3 * batch + 1)
         lengths, starts, firsts = rows[:batch], rows[batch : 2 * batch], rows[2 * batch :]
