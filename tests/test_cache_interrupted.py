@@ -1,0 +1,88 @@
+"""A forward that raises midway (out of memory, Ctrl-C) leaves the cache as it was."""
+
+import pytest
+from oracles import left_padded
+from strategies import CACHE_VARIANTS
+from tiny_models import check_next, model_named, new_cache, tokens
+
+import kvcourse as kv
+
+
+class InterruptionError(Exception):
+    """Raised in the middle of a forward."""
+
+
+@pytest.fixture(params=CACHE_VARIANTS)
+def model(request):
+    return model_named(request.param)
+
+
+class TestInterruptedForward:
+    """A forward that raises midway (out of memory, Ctrl-C) leaves the cache as it was."""
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize("broken_layer", [0, 1])
+    @pytest.mark.parametrize("start", [0, 9])
+    def test_in_attention(self, model, monkeypatch, start, broken_layer, when):
+        cache, history = new_cache(model), []
+        if start:
+            check_next(model, cache, [history], tokens(1, start))
+        attend = kv.KVCache.attend
+
+        def failing(self, layer, *args, **kwargs):
+            if layer == broken_layer and when == "before":
+                raise InterruptionError
+            out = attend(self, layer, *args, **kwargs)
+            if layer == broken_layer:
+                raise InterruptionError
+            return out
+
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(kv.KVCache, "attend", failing)
+                with pytest.raises(InterruptionError):
+                    model(tokens(1, 5, seed=1), cache=cache)
+            assert cache.seen == cache.lengths == (start,)
+        check_next(model, cache, [history], tokens(1, 6, seed=2))
+        check_next(model, cache, [history], tokens(1, 1, seed=3))
+
+    def test_in_every_other_module(self, model):
+        """Each submodule in turn raises, before and after its own work."""
+        for name, module in list(model.named_modules())[1:]:
+            for register in (module.register_forward_pre_hook, module.register_forward_hook):
+                cache, history = new_cache(model), []
+                check_next(model, cache, [history], tokens(1, 7))
+                calls = []
+
+                def fail(*_, calls=calls):
+                    calls.append(1)
+                    raise InterruptionError
+
+                hook = register(fail)
+                try:
+                    model(tokens(1, 3, seed=1), cache=cache)
+                except InterruptionError:
+                    assert cache.seen == cache.lengths == (7,), f"{name} left the cache changed"
+                finally:
+                    hook.remove()
+                if calls:
+                    check_next(model, cache, [history], tokens(1, 2, seed=2))
+
+    def test_a_ragged_batch(self, model, monkeypatch):
+        cache, rows = new_cache(model, 2), [[], []]
+        check_next(model, cache, rows, *left_padded([[1, 2, 3, 4, 5], [6]]))
+        attend = kv.KVCache.attend
+
+        def failing(self, layer, *args, **kwargs):
+            if layer == 1:
+                raise InterruptionError
+            return attend(self, layer, *args, **kwargs)
+
+        ids, mask = left_padded([[7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
+        with monkeypatch.context() as patch:
+            patch.setattr(kv.KVCache, "attend", failing)
+            with pytest.raises(InterruptionError):
+                model(ids, cache=cache, attention_mask=mask)
+        assert cache.seen == (5, 1)
+        check_next(model, cache, rows, tokens(2, 2))
+        check_next(model, cache, rows, ids, mask)
