@@ -79,8 +79,8 @@ def build_worker(group, head_dim, v_head_dim):
     some = -(-group // passes)  # query heads of a pass
     full, rest = divmod(group, some)
     q_pad, v_pad = pad(head_dim), pad(v_head_dim)
-    # Numba's cache on disk looks at the code and constants of this function only; this constant stands for the functions
-    # that it calls, and for the name under which this module was imported, which the cached code refers to.
+    # Numba's cache on disk looks at the code and constants of this function only. This constant stands for the
+    # functions it calls, and for the name under which this module was imported, which the cached code refers to.
     sources = Path(vectors.__file__).read_bytes() + Path(__file__).read_bytes()
     stamp = zlib.crc32(sources + __name__.encode())
 
