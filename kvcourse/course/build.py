@@ -88,7 +88,6 @@ def html_settings(manifest: Manifest, offline: bool) -> dict:
     settings = {
         "html_static_path": [source.ASSETS],
         "html_css_files": ["kvcourse.css"],
-        "html_last_updated_fmt": "",
         "myst_enable_extensions": ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"],
         "myst_heading_anchors": 3,
         "nb_execution_mode": "off",
@@ -122,7 +121,7 @@ def write_settings(manifest: Manifest, folder: Path, offline: bool) -> None:
         "extensions": list(EXTENSIONS),
         "external_toc_path": "_toc.yml",
         "bibtex_bibfiles": list(manifest.bibliography),
-        "default_role": "code",
+        "smartquotes": False,  # in code and in docstrings a quote is a quote
         "autodoc_preserve_defaults": True,
         "add_module_names": False,
         "html_theme": "sphinx_book_theme",
@@ -130,7 +129,9 @@ def write_settings(manifest: Manifest, folder: Path, offline: bool) -> None:
         "html_theme_options": theme_options(manifest),
         **html_settings(manifest, offline),
     }
-    lines = [f"{name} = {pprint.pformat(value, width=100)}" for name, value in settings.items()]
+    lines = [
+        f"{name} = {pprint.pformat(value, width=100, sort_dicts=False)}" for name, value in settings.items()
+    ]
     source.write_file(folder, "conf.py", '"""Generated from book.toml."""\n\n' + "\n".join(lines) + "\n")
     source.write_file(folder, "_toc.yml", json.dumps(table_of_contents(manifest), indent=1) + "\n")
 

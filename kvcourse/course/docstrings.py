@@ -11,8 +11,8 @@ _ENTRY = re.compile(r"(?P<names>[a-z_]\w*(?:, [a-z_]\w*)*): (?P<text>.+)")
 _SECTION_ENTRY = re.compile(r"(?P<names>[\w.]+(?:, [\w.]+)*): (?P<text>.+)")
 _SECTION = re.compile(r"(?P<title>Args|Arguments|Attributes|Returns|Yields|Raises):\n(?P<body>(?: +.*\n?)+)")
 _BULLET = re.compile(r"[*-] +(?P<text>.+)")
-_CODE = re.compile(r"`+([^`]+)`+")
-_SPECIAL = re.compile(r"[\\*|`]|(?<=\w)_(?!\w)")
+_CODE = re.compile(r"`+([^`\s](?:[^`]*[^`\s])?)`+")
+_SPECIAL = re.compile(r"[\\*|`]|(?<=\w)_(?!\w)|:(?=:)")
 _MARK = "\0"  # stands for the bullet of a list item until the text is escaped
 
 
@@ -73,6 +73,8 @@ def _escape(text: str) -> str:
     prose = [_SPECIAL.sub(r"\\\g<0>", piece) for piece in pieces[::2]]
     out = [prose[0]]
     for code, after in zip(pieces[1::2], prose[1:], strict=True):
-        boundary = "\\ " if after[:1].isalnum() else ""  # as in `InputError`s
-        out += [f"``{code}``", boundary, after]
+        # A literal has to stand apart from letters: an escaped space, which is not shown, does that.
+        before = "\\ " if out[-1][-1:].isalnum() else ""
+        behind = "\\ " if after[:1].isalnum() else ""
+        out += [f"{before}``{code}``", behind + after]
     return "".join(out).replace(_MARK, "*")

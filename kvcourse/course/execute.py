@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from kvcourse.course.notebook import dump_notebook, read_notebook, source_hash, write_text
+from kvcourse.course.student import WIDGET_STATE, WIDGET_VIEW
 from kvcourse.errors import InputError
 
 MAX_SECONDS = 60  # what a chapter may take on two cores; more is reported
 CELL_TIMEOUT = 600
-WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 LANGUAGE_INFO = {"name": "python", "file_extension": ".py", "pygments_lexer": "ipython3"}
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
@@ -86,6 +86,9 @@ def normalise(notebook: dict) -> dict:
         for output in cell["outputs"]:
             if output["output_type"] == "execute_result":
                 output["execution_count"] = count
+            if WIDGET_VIEW in output.get("data", {}):  # its text is a repr with an address
+                text = output["data"].get("text/plain", "")
+                output["data"]["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", text)
     metadata = notebook["metadata"]
     metadata["kernelspec"], metadata["language_info"] = dict(KERNELSPEC), dict(LANGUAGE_INFO)
     metadata["kvcourse"] = {**metadata.get("kvcourse", {}), "source_hash": digest}

@@ -1,13 +1,16 @@
 """The book said again for Jupyter Book 1 (`_config.yml`, `_toc.yml`) and Jupyter Book 2 (`myst.yml`)."""
 
 import json
+import re
 from pathlib import Path
 
 from kvcourse.course import build, source
 from kvcourse.course.manifest import Manifest
+from kvcourse.course.notebook import write_text
 from kvcourse.errors import InputError
 
 FORMATS = ("jb1", "myst")
+_GLOSSARY = re.compile(r"(```\{glossary\}\n)(.*?)(\n```)", re.S)
 
 
 def export_book(manifest: Manifest, format: str, folder: Path, offline: bool | None = False) -> Path:
@@ -25,6 +28,9 @@ def export_book(manifest: Manifest, format: str, folder: Path, offline: bool | N
         _write(folder, "_toc.yml", build.table_of_contents(manifest, api=False))
     else:
         _write(folder, "myst.yml", myst_config(manifest))
+        for page in (manifest.landing, *(page.file for page in manifest.pages)):
+            path = folder / page
+            write_text(path, for_mystmd(path.read_text("utf-8")))
     return folder
 
 
@@ -71,6 +77,12 @@ def myst_config(manifest: Manifest) -> dict:
     if manifest.repository_url:
         project["github"] = manifest.repository_url
     return {"version": 1, "project": project, "site": {"template": "book-theme"}}
+
+
+def for_mystmd(text: str) -> str:
+    """Two directives that Jupyter Book 2 spells otherwise than Sphinx: `glossary` and `bibliography`."""
+    text = _GLOSSARY.sub(lambda m: m[1] + re.sub(r"\n +", "\n: ", m[2]) + m[3], text)
+    return text.replace("```{bibliography}\n:all:\n", "```{bibliography}\n")
 
 
 def _write(folder: Path, name: str, content: dict) -> None:

@@ -51,7 +51,15 @@ def write_text(path: Path, text: str) -> None:
 
 def source_hash(notebook: dict) -> str:
     """Sixteen hex digits over the code cells in order: prose can change without making outputs stale."""
-    sources = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return _digest([cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"])
+
+
+def release_hash(notebook: dict) -> str:
+    """Sixteen hex digits over all cells, prose included: what a learner's copy was made from."""
+    return _digest([cell["source"] for cell in notebook["cells"]])
+
+
+def _digest(sources: list[str]) -> str:
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
 
 

@@ -127,8 +127,8 @@ _PARTS: dict[str, Callable[[Manifest, str, bool], str]] = {
 
 def _api_page(module: str) -> str:
     return (
-        f"# `{module}`\n\n```{{eval-rst}}\n.. automodule:: {module}\n"
-        "   :members:\n   :member-order: bysource\n   :show-inheritance:\n```\n"
+        f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n"
+        "   :members:\n   :member-order: bysource\n```\n"
     )
 
 

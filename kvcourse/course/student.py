@@ -1,13 +1,11 @@
 """The student copy of a notebook: solutions become stubs, and no output that depends on a solution stays."""
 
-import ast
 import copy
 import json
 import re
-import symtable
-from dataclasses import dataclass, field
 
-from kvcourse.course.notebook import source_hash, tags
+from kvcourse.course.names import Names, names_of, parse
+from kvcourse.course.notebook import release_hash, tags
 from kvcourse.errors import InputError
 
 DROPPED_TAGS = frozenset({"solution", "hidden-test"})
@@ -19,7 +17,6 @@ DEFAULT_HINT = "your code goes here"
 _BLOCK = re.compile(
     r"^(?P<indent>[ \t]*)### BEGIN SOLUTION(?P<hint>[^\n]*)\n.*?^[ \t]*### END SOLUTION[^\n]*$", re.M | re.S
 )
-_MAGIC = re.compile(r"^(\s*)[%!].*$", re.M)
 
 
 def student_copy(notebook: dict, keep_widgets: bool = False) -> dict:
@@ -38,22 +35,23 @@ def student_copy(notebook: dict, keep_widgets: bool = False) -> dict:
     kept = []
     for index, cell in enumerate(student["cells"]):
         if cell["cell_type"] == "code":
-            names = _names_of(cell["source"])
-            modules |= names.imported
             stub = cell["source"] if tags(cell) & DROPPED_TAGS else _stub(cell, index)
+            names = _names_or_none(cell["source"])
             solves = bool(tags(cell) & SPOILING_TAGS) or stub != cell["source"]
-            if solves or names.read & spoiled or not names.parsed:
-                spoiled |= names.stored | (names.touched - modules)
+            if solves or names is None or names.read & spoiled:
                 cell["outputs"], cell["execution_count"] = [], None
+                if names:
+                    spoiled |= names.stored | (names.touched - modules)
             else:
-                spoiled -= names.stored  # new values, and no solution went into them
+                spoiled -= names.surely  # new values, and no solution went into them
+            modules |= names.imported if names else set()
             cell["source"] = stub
         if not tags(cell) & DROPPED_TAGS:
             kept.append(cell)
     student["cells"] = kept
     _prune_widgets(student, keep_widgets)
     facts = {k: v for k, v in notebook["metadata"].get("kvcourse", {}).items() if k != "source_hash"}
-    student["metadata"]["kvcourse"] = {**facts, "edition": "student", "release": source_hash(notebook)}
+    student["metadata"]["kvcourse"] = {**facts, "edition": "student", "release": release_hash(notebook)}
     return student
 
 
@@ -72,7 +70,7 @@ def _stub(cell: dict, index: int) -> str:
         )
     if stub != cell["source"]:
         try:
-            ast.parse(_without_magics(stub))
+            parse(stub)
         except SyntaxError as error:
             raise InputError(
                 f"cell {index}: without its solution the cell is not valid Python"
@@ -81,59 +79,12 @@ def _stub(cell: dict, index: int) -> str:
     return stub
 
 
-# ---- which cells depend on a solution --------------------------------------------------------------
-
-
-@dataclass
-class _Names:
-    """Module-level names that a cell reads, assigns, imports, or may change in place (`touched`)."""
-
-    read: set[str] = field(default_factory=set)
-    stored: set[str] = field(default_factory=set)
-    imported: set[str] = field(default_factory=set)
-    touched: set[str] = field(default_factory=set)
-    parsed: bool = True
-
-
-def _names_of(source: str) -> _Names:
-    names = _Names()
+def _names_or_none(source: str) -> Names | None:
+    """None for a cell that Python cannot parse: not understood, so its output is not trusted either."""
     try:
-        source = _without_magics(source)
-        tables, tree = [symtable.symtable(source, "cell", "exec")], ast.parse(source)
+        return names_of(source)
     except SyntaxError:
-        names.parsed = False  # not understood, so its output is not trusted either
-        return names
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            top = table.get_type() == "module"
-            if symbol.is_referenced() and (top or symbol.is_global()):
-                names.read.add(symbol.get_name())
-            if (symbol.is_assigned() or symbol.is_imported()) and (top or symbol.is_declared_global()):
-                names.stored.add(symbol.get_name())
-            if symbol.is_imported() and top:
-                names.imported.add(symbol.get_name())
-    for node in ast.walk(tree):
-        assigns = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
-        calls = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if assigns or calls:  # x.y = …, x[i] = …, x.append(…)
-            names.touched.add(_base_name(node.func if calls else node))
-    names.touched &= names.read
-    return names
-
-
-def _base_name(node: ast.AST) -> str | None:
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def _without_magics(source: str) -> str:
-    return _MAGIC.sub(r"\1pass", source)
-
-
-# ---- widgets ---------------------------------------------------------------------------------------
+        return None
 
 
 def _prune_widgets(notebook: dict, keep: bool) -> None:

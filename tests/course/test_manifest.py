@@ -1,0 +1,97 @@
+"""book.toml is read, and every kind of disagreement with the files is reported."""
+
+from pathlib import Path
+
+import pytest
+from conftest import edit
+
+from kvcourse.course.manifest import find_root, read_manifest
+from kvcourse.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_facts_are_read(project):
+    manifest = read_manifest(project)
+    assert [chapter.title for chapter in manifest.chapters] == ["First", "Second"]
+    assert manifest.points == 3
+    assert manifest.chapters[1].minutes == 20
+    assert manifest.planned[0].title == "Third"
+    assert manifest.files == (
+        "book/index.md", "notebooks/00_first.ipynb", "notebooks/01_second.ipynb", "book/glossary.md",
+        "book/api.md", "book/api/errors.md",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('file = "book/glossary.md"', 'file = "book/gone.md"', "book/gone.md: no such file"),
+        ('file = "book/glossary.md"', 'file = "book/api.md"', "book/api.md: listed twice"),
+        ("minutes = 10", 'minutes = 10\ndevice = "tpu"', "device 'tpu', expected one of any, cpu, gpu"),
+        ("minutes = 10", "minutes = 0", "minutes is 0, expected at least 1"),
+        ("minutes = 10", 'minutes = "10"', "minutes is '10', expected int"),
+        ("minutes = 10", "minutes = true", "minutes is True, expected int"),
+        ("minutes = 10\n", "", "no minutes"),
+        ("minutes = 10", "minutes = 10\nlevel = 1", "unknown key 'level'"),
+        ('id = "ex-double"', 'id = "ex-halve"', "[('ex-double', 3)] in the notebook and [('ex-halve', 3)]"),
+        ("points = 3", "points = 4", "[('ex-double', 3)] in the notebook and [('ex-double', 4)]"),
+        ('title = "First"', 'title = "Zeroth"', "heading is 'First', book.toml says 'Zeroth'"),
+        ('"kvcourse.errors"', '"kvcourse.nothing"', "API module kvcourse.nothing: not found"),
+        ('"book/references.bib"', '"book/other.bib"', "book/other.bib: no such file"),
+        ("[[planned]]", "[[later]]", "unknown table [later]"),
+        ("schema = 1", "schema = 9", "schema 9; this version reads schema 1"),
+        ("schema = 1", "schema = ", "not valid TOML"),
+    ],
+)
+def test_each_problem_is_named(project, old, new, message):
+    edit(project / "book.toml", old, new)
+    with pytest.raises(InputError) as caught:
+        read_manifest(project)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value).partition("TOML")[0]
+
+
+def test_all_problems_come_at_once(project):
+    edit(project / "book.toml", "minutes = 10", "minutes = -1")
+    edit(project / "book.toml", "points = 3", "points = 5")
+    (project / "notebooks/02_extra.ipynb").write_text("{}", "utf-8")
+    (project / "book/references.bib").unlink()
+    with pytest.raises(InputError, match=r"^book\.toml has 5 problems: ") as caught:
+        read_manifest(project)
+    for part in (
+        "minutes is -1",
+        "('ex-double', 5)",
+        "02_extra.ipynb: not listed",
+        "references.bib: no such",
+    ):
+        assert part in str(caught.value)
+
+
+def test_an_exercise_id_is_used_once(project):
+    edit(
+        project / "book.toml",
+        'objectives = ["Print a number"]',
+        'objectives = []\nexercises = [{ id = "ex-double", points = 1 }]',
+    )
+    with pytest.raises(InputError, match=r"'ex-double' is also in notebooks/00_first\.ipynb"):
+        read_manifest(project)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not json", b"{}", b'{"nbformat": 4, "cells": []}', b"\xff\xfe\x00"]
+)
+def test_a_broken_notebook_is_a_problem_not_a_crash(project, content):
+    (project / "notebooks/00_first.ipynb").write_bytes(content)
+    with pytest.raises(InputError, match=r"00_first\.ipynb"):
+        read_manifest(project)
+
+
+def test_the_root_is_found_from_below(project):
+    assert find_root(project / "notebooks") == project
+
+
+def test_the_course_itself_is_in_order():
+    manifest = read_manifest(ROOT)
+    assert len(manifest.chapters) + len(manifest.planned) == 10
+    assert all(chapter.objectives for chapter in manifest.chapters)
