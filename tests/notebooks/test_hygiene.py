@@ -8,6 +8,7 @@ import pytest
 from hygiene import BEGIN, END, RULES, SECTIONS
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from kvcourse.course.execute import is_stale
 from kvcourse.course.manifest import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,11 @@ def test_notebook_is_small(path):
 def test_only_the_first_notebook_has_no_sections(path):
     builds = read(path).metadata.get("kvcourse", {}).get("builds")
     assert (builds is None) == path.stem.startswith("00_")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_the_sources(path):
+    assert not is_stale(read(path)), "run `make course` and commit the outputs"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
