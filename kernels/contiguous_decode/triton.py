@@ -187,8 +187,8 @@ def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_spl
 def choose_blocks(group, head_dim, v_head_dim, itemsize, aligned=True):
     """Block sizes (powers of two) and launch options whose tiles stay in registers and shared memory.
 
-    ``aligned``: the last dimension of k and v is contiguous and the other strides are multiples of 16 elements. If not,
-    each number has an address of its own, which costs registers.
+    ``aligned``: the last dimension of k and v is contiguous and their other strides are multiples of 16 elements.
+    If not, each number has an address of its own, which costs registers.
     """
     block_h = 1 if group == 1 else min(MAX_HEADS, max(16, triton.next_power_of_2(group)))
     block_d = max(16, triton.next_power_of_2(head_dim))
