@@ -92,6 +92,14 @@ def test_every_layer_has_the_fields_that_transformers_stores(name):
             assert field.shape[-1] == array.shape[-1]
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_files_without_a_list_of_layer_types(name):
+    """Older config files leave it out, and the family's rule has to give the same layers."""
+    config = CONFIGS[name]()
+    fields = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+    assert layout_of(fields) == layout_of(config)
+
+
 def test_falcon_40b_style_counts_the_heads_that_differ():
     """transformers repeats the kv heads before it stores them; what has to be stored is num_kv_heads."""
     config = hf.FalconConfig(
