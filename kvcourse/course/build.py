@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 from kvcourse.course import source, vendor
+from kvcourse.course.execute import is_stale
 from kvcourse.course.manifest import Manifest, stem
+from kvcourse.course.notebook import read_notebook, write_text
 from kvcourse.errors import InputError
 
 EXTENSIONS = (
@@ -44,6 +46,7 @@ def build_book(
     assets = offline_assets(offline)
     files = source.write_source(manifest, work / "source", solutions=solutions, vendor=assets)
     _remove_old_sources(work / "source", files)
+    _report_stale(manifest)
     write_settings(manifest, work / "source", assets is not None)
     _remove_old_pages(out, manifest)
     _run_sphinx(work, out)
@@ -67,7 +70,8 @@ def offline_assets(offline: bool | None) -> Path | None:
         print(f"browser assets come from a CDN, so pages need a network: {error}", file=sys.stderr)
         return None
     script = Path(metadata.distribution("anywidget").locate_file("anywidget/nbextension/index.js"))
-    shutil.copyfile(script, folder / "anywidget.js")
+    write_text(folder / "anywidget.js", script.read_text("utf-8"))
+    write_text(folder / "widgets-config.js", vendor.WIDGETS_CONFIG)
     return folder
 
 
@@ -158,6 +162,15 @@ def _pages(out: Path) -> list[str]:
     if not index.is_file():
         return []
     return json.loads(index.read_text("utf-8").removeprefix("Search.setIndex(").removesuffix(")"))["docnames"]
+
+
+def _report_stale(manifest: Manifest) -> None:
+    for chapter in manifest.chapters:
+        if is_stale(read_notebook(manifest.root / chapter.file)):
+            print(
+                f"{chapter.file}: its code was not run since it changed; see kvcourse book execute",
+                file=sys.stderr,
+            )
 
 
 def _remove_old_sources(folder: Path, wanted: set[Path]) -> None:

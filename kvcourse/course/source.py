@@ -33,6 +33,7 @@ def write_source(
             shown = notebook if solutions else student_copy(notebook, keep_widgets=True)
         except InputError as error:
             raise InputError(f"{chapter.file}: {error}") from error
+        shown["metadata"].setdefault("language_info", {"name": "python", "pygments_lexer": "ipython3"})
         wanted[folder / chapter.file] = dump_notebook(shown).encode()
     if api:
         for file, module in zip(manifest.api_files, manifest.api_modules, strict=True):

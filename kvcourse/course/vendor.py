@@ -49,7 +49,11 @@ PACKAGES = (
     ),
 )
 MATHJAX = "vendor/mathjax/tex-svg.js"
-WIDGET_SCRIPTS = ("vendor/require.js", "widgets-config.js", "vendor/embed-amd.js")
+WIDGET_SCRIPTS = ("vendor/require.js", "vendor/widgets-config.js", "vendor/embed-amd.js")
+# Widget code and fonts come from the folder of this script, never from another host.
+WIDGETS_CONFIG = """\
+requirejs.config({ baseUrl: document.currentScript.src.replace(/[^/]*$/, "") });
+"""
 _TIMEOUT = 120
 
 

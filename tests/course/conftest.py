@@ -6,6 +6,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from kvcourse.course.execute import execute_file
+
 BOOK = """\
 schema = 1
 [book]
@@ -70,7 +72,11 @@ def double(x):
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """The root of the small course; its notebooks have not been run."""
-    root = tmp_path / "course"
+    return make_project(tmp_path / "course")
+
+
+def make_project(root: Path) -> Path:
+    """Write the small course into `root`."""
     for name, text in {"book.toml": BOOK, **PAGES}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, "utf-8")
@@ -88,6 +94,24 @@ def project(tmp_path: Path) -> Path:
         new_code_cell("print(shown.upper())"),
     ])  # fmt: skip
     return root
+
+
+@pytest.fixture(scope="session")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The notebooks of the small course after a run, by name."""
+    root = make_project(tmp_path_factory.mktemp("executed") / "course")
+    paths = sorted((root / "notebooks").glob("*.ipynb"))
+    for path in paths:
+        execute_file(path)
+    return {path.name: path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def executed(project: Path, outputs: dict[str, bytes]) -> Path:
+    """The root of the small course with the outputs of its notebooks."""
+    for name, content in outputs.items():
+        (project / "notebooks" / name).write_bytes(content)
+    return project
 
 
 def write(path: Path, cells: list) -> Path:

@@ -30,7 +30,7 @@ def test_parameters_become_a_list():
 
 def test_sections_in_the_style_of_google():
     xml, warnings = render(
-        "Do it.\n\n    Args:\n        name: which\n            one\n        x: 2\n\n    Raises:\n        InputError: not.\n"
+        "Do it.\n\n    Args:\n        name: a\n            b\n        x: 2\n\n    Raises:\n        E: c.\n"
     )
     assert warnings == ""
     assert xml.count("<list_item>") == 3
