@@ -130,7 +130,7 @@ def fits(
         request_bytes=request,
         requests=room // request,
         tokens=room * context // request,
-        longest=_last(lambda tokens: size(tokens) <= room, _format(plan, codec), plan),
+        longest=_last(lambda tokens: size(tokens) <= room, plan),
     )
 
 
@@ -146,7 +146,7 @@ def crossover_tokens(
     """Tokens of one sequence from which on its KV cache is as large as the weights; None when it never is."""
     weights = weight_size(config, dtype, weight_bytes, parameters)
     size = _request_size(config, plan, dtype, codec)
-    below = _last(lambda tokens: size(tokens) < weights, _format(plan, codec), plan)
+    below = _last(lambda tokens: size(tokens) < weights, plan)
     return None if below is None or below == getattr(plan, "capacity", None) else below + 1
 
 
@@ -249,11 +249,11 @@ def _rounding(plan: Any) -> Callable[[Field, int], int]:
     return slots
 
 
-def _last(holds: Callable[[int], bool], form: CodecFormat, plan: Any) -> int | None:
+def _last(holds: Callable[[int], bool], plan: Any) -> int | None:
     """The largest number of tokens for which `holds`, up to the plan's capacity; None when there is no limit.
 
-    `holds` is true up to a length and false after it, except that sizes fall when a group of tokens closes: so
-    the next groups are looked at one by one. 32 are enough: no format shrinks a number more than that.
+    Sizes fall when a group of tokens closes, so they do not always rise. At whole groups they do, and the halves
+    of a power of two are whole groups (of a power of two) until one group is left, inside which they rise again.
     """
     capacity = None if plan is None else plan.capacity
     low, high = 0, capacity or LONGEST
@@ -262,9 +262,7 @@ def _last(holds: Callable[[int], bool], form: CodecFormat, plan: Any) -> int | N
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    if form.group_tokens == 1:
-        return low
-    return max((n for n in range(high, high + 32 * form.group_tokens) if holds(n)), default=low)
+    return low
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
