@@ -38,10 +38,20 @@ def _paragraph(paragraph: str) -> str:
     if match := _SECTION.fullmatch(paragraph):
         body = inspect.cleandoc("\n" + match["body"])
         return f"{match['title']}:\n\n" + _escape(_lists(body, _SECTION_ENTRY))
-    return _escape(_lists(paragraph, _ENTRY))
+    return _escape(_lists(paragraph, _ENTRY if _is_list(paragraph) else None))
 
 
-def _lists(paragraph: str, entry: re.Pattern) -> str:
+def _is_list(paragraph: str) -> bool:
+    """Whether all lines from the first `name: text` on are such lines or, indented, go on with one.
+
+    Otherwise a name and a colon at the start of a line are just prose.
+    """
+    lines = paragraph.split("\n")
+    first = next((i for i, line in enumerate(lines) if _ENTRY.fullmatch(line)), len(lines))
+    return all(line.startswith(" ") or _ENTRY.fullmatch(line) for line in lines[first:])
+
+
+def _lists(paragraph: str, entry: re.Pattern | None) -> str:
     """Make items of bullets and of `name: text`, set off from the prose around them, with even indents."""
     out: list[str] = []
     in_item = False
@@ -58,11 +68,11 @@ def _lists(paragraph: str, entry: re.Pattern) -> str:
     return "\n".join(out)
 
 
-def _item(line: str, entry: re.Pattern) -> str | None:
+def _item(line: str, entry: re.Pattern | None) -> str | None:
     """The text of a list item, or None if the line does not begin one."""
     if match := _BULLET.fullmatch(line):
         return match["text"]
-    if match := entry.fullmatch(line):
+    if entry and (match := entry.fullmatch(line)):
         return ", ".join(f"`{name}`" for name in match["names"].split(", ")) + f": {match['text']}"
     return None
 

@@ -20,12 +20,18 @@ def render(text: str) -> tuple[str, str]:
 
 def test_parameters_become_a_list():
     xml, warnings = render(
-        "Do it.\n\n    k, v: keys and `values`, (B)\n        and more.\n    x: *one* **kwargs.\n    Prose again."
+        "Do it.\n\n    k, v: keys and `values`, (B)\n        and more.\n    x: *one* **kwargs.\n\n    Prose again."
     )
     assert warnings == ""
     assert xml.count("<list_item>") == 2
     assert xml.count("<literal>") == 4
     assert "<emphasis>" not in xml
+
+
+def test_names_and_colons_in_running_text_stay_prose():
+    xml, warnings = render("Do it.\n\n    n: how many there are. m: those that\n    fit. All of them.")
+    assert warnings == ""
+    assert "<list_item>" not in xml
 
 
 def test_sections_in_the_style_of_google():
