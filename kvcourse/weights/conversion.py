@@ -13,6 +13,9 @@ from unittest import mock
 
 from tqdm import tqdm
 
+# Steps differ too much in length for a rate or a remaining time to mean anything.
+_BAR = "{desc}|{bar}| step {n_fmt} of {total_fmt}, {elapsed}{postfix}"
+
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """Dequantise a GGUF model with transformers and write it to `folder`.
@@ -23,7 +26,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     Raises:
         OSError: a file could not be written.
     """
-    with tqdm(total=4, desc="loading transformers", unit="step", file=sys.stderr, disable=None) as bar:
+    with tqdm(total=4, desc="loading transformers", bar_format=_BAR, file=sys.stderr, disable=None) as bar:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 

