@@ -114,12 +114,15 @@ def decode_cases(draw, max_capacity=40, shapes=tuple(SHAPES)):
 
 
 def far_apart(axis, device, dtype=torch.float16):
-    """A case whose last row, kv head or token lies 2**31 elements after the first; the gap is never touched."""
-    shape = (2, 2, 2, 16)  # batch, num_kv_heads, capacity, head_dim
-    strides = [64, 32, 16, 1]
-    strides[axis] = 2**31 + 64
-    near = make_case((4, 2, 16, 16), [2, 2], None, 2)
-    buffer = torch.empty(2**31 + 256, dtype=dtype, device=device)
+    """A case whose third row, kv head or token lies more than 2**31 elements after the first; the gap is not touched.
+
+    The stride itself fits 32 bits, so a product of it in 32 bits wraps.
+    """
+    shape = (3, 3, 3, 16)  # batch, num_kv_heads, capacity, head_dim
+    strides = [144, 48, 16, 1]
+    strides[axis] = 2**30 + 64
+    near = make_case((6, 3, 16, 16), [3, 3, 3], None, 3)
+    buffer = torch.empty(2**31 + 1024, dtype=dtype, device=device)
     k = torch.as_strided(buffer, shape, strides)
     k.copy_(near.k)
     return Case(near.q.to(device, dtype), k, near.v.to(device, dtype), near.lengths, None, None)

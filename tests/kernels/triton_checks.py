@@ -1,7 +1,7 @@
 """Decode attention in Triton; collected by test_contiguous_decode_triton.py in a process of its own.
 
-On a GPU (KVCOURSE_DEVICE=cuda) the kernels run as they are, elsewhere under TRITON_INTERPRET=1, which has to be set before
-Triton is imported. The interpreter multiplies bfloat16 matrices wrongly, so that type is left to the GPU.
+On a GPU (KVCOURSE_DEVICE=cuda) the kernels run as they are, elsewhere under TRITON_INTERPRET=1, which has to be set
+before Triton is imported. The interpreter multiplies bfloat16 matrices wrongly, so that type is left to the GPU.
 """
 
 import os

@@ -79,7 +79,7 @@ def compile_merge(target, v_head_dim, dtype):
 
 
 def measure(compiled):
-    """Registers a thread, bytes of shared memory and of spilled registers; on an AMD GPU only the size of the code."""
+    """Registers a thread, bytes of shared memory and of spilled registers; for an AMD GPU only the code size."""
     if "hsaco" in compiled.asm:
         return {"bytes": len(compiled.asm["hsaco"])}
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
