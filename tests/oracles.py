@@ -31,16 +31,17 @@ class DenseRows:
             values.append(v[:, t])
         out = np.zeros(q.shape[:2] + v.shape[2:])
         group = q.shape[0] // k.shape[0]
+        # (num_heads, tokens, D): query head h reads kv head h // group
+        all_keys = np.stack(keys, axis=1).repeat(group, axis=0)
+        all_values = np.stack(values, axis=1).repeat(group, axis=0)
+        window = self.windows[layer]
         for t in range(q.shape[1]):
             last = first + t
-            window = self.windows[layer]
             start = 0 if window is None else max(0, last - window + 1)
-            for head in range(q.shape[0]):
-                seen_keys = np.stack([keys[j][head // group] for j in range(start, last + 1)])
-                seen_values = np.stack([values[j][head // group] for j in range(start, last + 1)])
-                scores = seen_keys @ q[head, t] / np.sqrt(q.shape[2])
-                weights = np.exp(scores - scores.max())
-                out[head, t] = weights @ seen_values / weights.sum()
+            seen_keys, seen_values = all_keys[:, start : last + 1], all_values[:, start : last + 1]
+            scores = np.einsum("hd,hnd->hn", q[:, t], seen_keys) / np.sqrt(q.shape[2])
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[:, t] = np.einsum("hn,hnd->hd", weights, seen_values) / weights.sum(axis=1, keepdims=True)
         return out
 
     def crop(self, keep):

@@ -9,7 +9,7 @@ from kvcourse.errors import InputError
 
 
 class TestModel:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def model(self):
         return kv.tiny_model(vocab_size=50, dtype=torch.float64)
 
@@ -169,6 +169,23 @@ class TestCache:
         k = torch.zeros(rows, num_kv_heads, keys, head_dim, dtype=torch.float64)
         self.refuse(filled, lambda: filled[1].attend(layer, q, k, k.clone()))
 
+    def test_layers_out_of_order(self, filled):
+        q, k = torch.zeros(2, 6, 1, 10, dtype=torch.float64), torch.zeros(2, 2, 1, 10, dtype=torch.float64)
+        self.refuse(filled, lambda: filled[1].attend(1, q, k, k.clone()))
+
+    def test_layers_with_different_numbers_of_tokens(self, filled):
+        q, k = torch.zeros(2, 6, 3, 10, dtype=torch.float64), torch.zeros(2, 2, 3, 10, dtype=torch.float64)
+        filled[1].attend(0, q, k, k.clone())
+        self.refuse(filled, lambda: filled[1].attend(1, q[:, :, :2], k[:, :, :2], k[:, :, :2]))
+
+    def test_more_tokens_than_the_plan_allows(self):
+        model = model_named("gqa")
+        cache, rows = kv.KVCache(model.config, kv.Plan(capacity=10), batch_size=1), [[]]
+        check_next(model, cache, rows, tokens(1, 8))
+        with pytest.raises(InputError, match="10"):
+            model(tokens(1, 3), cache=cache)
+        check_next(model, cache, rows, tokens(1, 2))
+
     def test_values_of_another_shape(self, filled):
         q = torch.zeros(2, 6, 1, 10, dtype=torch.float64)
         k = torch.zeros(2, 2, 1, 10, dtype=torch.float64)
@@ -196,7 +213,7 @@ class TestCache:
         k = torch.zeros(2, 2, 1, 10, dtype=torch.float64, device="meta")
         self.refuse(filled, lambda: filled[1].attend(0, q, k, k.clone()))
 
-    @pytest.mark.parametrize("count", [6, 100, 2.0, "2", None])
+    @pytest.mark.parametrize("count", [6, 100, True, 2.0, "2", None])
     def test_crop(self, filled, count):
         self.refuse(filled, lambda: filled[1].crop(count))
 
@@ -253,6 +270,15 @@ class TestGenerate:
         with pytest.raises(InputError) as error:
             kv.generate(model_named("gqa"), tokens(1, 3), **options)
         assert "\n" not in str(error.value)
+
+    def test_more_tokens_than_positions(self):
+        """Said before the work is done, not after it."""
+        model = kv.tiny_model(vocab_size=VOCAB, max_position_embeddings=16)
+        assert kv.generate(model, tokens(1, 10), max_new_tokens=6).shape == (1, 6)
+        cache = new_cache(model)
+        with pytest.raises(InputError, match="16"):
+            kv.generate(model, tokens(1, 10), max_new_tokens=20, cache=cache)
+        assert cache.seen == (0,)
 
     def test_an_empty_prompt(self):
         with pytest.raises(InputError):

@@ -211,6 +211,24 @@ class TestAttend:
                 expected = dense.attend(layer, 0, q[0].double(), k[0].double(), v[0].double())
                 assert np.abs(out[0].double().numpy() - expected).max() <= bound
 
+    @pytest.mark.parametrize("codec", ["bf16", "fp16", "fp32"])
+    @pytest.mark.parametrize("sizes", [[8], [1] * 8, [5, 3]], ids=str)
+    def test_a_shorter_codec_rounds_each_token_once(self, codec, sizes):
+        """All tokens are read back rounded, also those of the chunk that is being written."""
+        model = model_named("gqa")
+        c = model.config
+        cache, dense = kv.KVCache(c, kv.Plan(codec=codec), batch_size=1), DenseRows(1, [None, None])
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[codec]
+        for size in sizes:
+            for layer in range(2):
+                q, k, v = (
+                    torch.randn(1, h, size, c.head_dim, dtype=torch.float64)
+                    for h in (c.num_heads, c.num_kv_heads, c.num_kv_heads)
+                )
+                out = cache.attend(layer, q, k, v)
+                expected = dense.attend(layer, 0, q[0], k[0].to(dtype), v[0].to(dtype))
+                assert np.abs(out[0].numpy() - expected).max() <= TIGHT
+
     def test_scores_of_a_thousand_do_not_overflow(self):
         model = model_named("mqa")
         c, cache, dense = model.config, new_cache(model), DenseRows(1, [None, None])

@@ -169,30 +169,31 @@ class TestSampling:
         assert ((share - probabilities).abs() <= 5 * spread + 1 / 4000).all()
 
 
+@pytest.fixture(scope="module", params=["full", "window"])
+def pair(request, tmp_path_factory):
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=VOCAB,
+        hidden_size=30,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=10,
+        sliding_window=6 if request.param == "window" else None,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    theirs = transformers.MistralForCausalLM(config)
+    folder = tmp_path_factory.mktemp("mistral")
+    theirs.save_pretrained(folder)
+    return kv.load_model(folder, dtype=torch.float64)[0], in_float64(theirs)
+
+
 class TestTransformers:
     """The same weights, through transformers' own generate."""
-
-    @pytest.fixture(scope="class", params=["full", "window"])
-    def pair(self, request, tmp_path_factory):
-        torch.manual_seed(0)
-        config = transformers.MistralConfig(
-            vocab_size=VOCAB,
-            hidden_size=30,
-            intermediate_size=40,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            num_key_value_heads=1,
-            head_dim=10,
-            sliding_window=6 if request.param == "window" else None,
-            initializer_range=0.3,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
-        theirs = transformers.MistralForCausalLM(config)
-        folder = tmp_path_factory.mktemp("mistral")
-        theirs.save_pretrained(folder)
-        return kv.load_model(folder, dtype=torch.float64)[0], in_float64(theirs)
 
     def test_greedy(self, pair):
         ours, theirs = pair

@@ -33,7 +33,7 @@ def theirs():
 @pytest.fixture(scope="module")
 def text(ours):
     """512 tokens of the Python documentation, (1, 512)."""
-    page = "\n\n".join(topics[name] for name in ("classes", "functions", "assignment", "lambda"))
+    page = "\n\n".join(topics[name] for name in ("class", "function", "assignment", "lambda"))
     ids = ours.tokenizer.encode(page)
     return torch.tensor([list(getattr(ids, "ids", ids))[:512]])
 
@@ -82,6 +82,7 @@ def test_64_greedy_tokens(ours, theirs, text):
     expected = theirs.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False, pad_token_id=0
     )[:, 448:]
+    assert expected.shape == (1, 64), "the text goes on for 64 tokens"
     assert kv.generate(ours, prompt, max_new_tokens=expected.shape[1]).tolist() == expected.tolist()
 
 

@@ -7,6 +7,7 @@ C3, C6, C9, C12 and C15 are not in the list of cases.
 
 # ruff: noqa: N802 (tests carry the name of their case)
 
+import numpy
 import pytest
 import torch
 from oracles import left_padded
@@ -232,6 +233,18 @@ def test_C13_a_length_that_was_read_stays_as_it_was():
     assert before == (3,)
     assert type(before[0]) is int
     assert positions.tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize("count", [numpy.int64(3), torch.tensor(3)], ids=["numpy", "tensor"])
+def test_C13_a_count_that_is_passed_in_is_not_kept(count):
+    """The same fault from the other side: crop must not hold on to the caller's tensor."""
+    model = tiny()
+    cache = new_cache(model)
+    model(tokens(1, 5), cache=cache)
+    cache.crop(count)
+    count += 1
+    assert cache.seen == cache.lengths == (3,)
+    assert type(cache.seen[0]) is type(cache.lengths[0]) is int
 
 
 @pytest.mark.parametrize("past", [0, 1, 9])
