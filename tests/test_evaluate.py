@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import FEW
 from torch.nn.functional import cross_entropy
 
 import kvcourse as kv
 from kvcourse import evaluate
 from kvcourse.errors import InputError
 from kvcourse.text import token_ids
-from tests.strategies import FEW
 
 FULL = kv.Plan()
 COARSE = kv.Plan(codec="bf16")

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import MANY
 
 import kvcourse as kv
 from kvcourse import evaluate
 from kvcourse.errors import InputError
 from kvcourse.passkey import Passkey, PasskeyTrial, build_prompt
-from tests.strategies import MANY
 
 TEMPLATE_OPEN, TEMPLATE_CLOSE = "<|user|>", "<|end|><|assistant|>"
 

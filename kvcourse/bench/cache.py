@@ -18,6 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 from tqdm import tqdm
@@ -97,37 +99,38 @@ class Report:
             indent=2,
         )
 
-    def __rich__(self) -> Table:
-        table = Table(
-            title=f"one decode step, {self.dtype} on {self.device}, {self.bandwidth / 1e9:.1f} GB/s read",
-            caption=machine.one_line(),
-        )
-        for header in (
-            "batch", "context", "step", "transformers", "tokens/s", "× HF", "floor", "÷ floor",
-            "KV part", "transformers", "× HF", "KV floor", "÷ floor",
-        ):  # fmt: skip
-            table.add_column(header, justify="right")
+    def __rich__(self) -> Group:
+        where = f"{self.dtype} on {self.device}, {self.bandwidth / 1e9:.1f} GB/s read"
+        step = _table(f"one decode step, {where}", ("tokens/s",))
+        part = _table("its KV part: storing and attending, all layers", ())
         for case in self.cases:
-            step, kv = case.timing[STEP].median, case.timing[KV].median
-            table.add_row(
-                str(case.batch),
-                f"{case.context:,}",
-                format_seconds(step),
-                format_seconds(case.timing[STEP_HF].median),
-                f"{case.batch / step:.1f}",
-                f"{case.step_speedup:.2f}",
-                format_seconds(case.floor),
-                f"{step / case.floor:.1f}",
-                format_seconds(kv),
-                format_seconds(case.timing[KV_HF].median),
-                f"{case.kv_speedup:.2f}",
-                format_seconds(case.kv_floor),
-                f"{kv / case.kv_floor:.1f}",
-            )
-        return table
+            row = (str(case.batch), f"{case.context:,}")
+            rate = f"{case.batch / case.timing[STEP].median:.1f}"
+            step.add_row(*row, *_cells(case, STEP, STEP_HF, case.floor), rate)
+            part.add_row(*row, *_cells(case, KV, KV_HF, case.kv_floor))
+        return Group(step, part, machine.one_line())
 
     def __str__(self) -> str:
-        return render(self.__rich__(), width=160)
+        return render(self)
+
+
+def _table(title: str, more: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    for header in ("batch", "context", "KVCache", "transformers", "speedup", "floor", "÷ floor", *more):
+        table.add_column(f" {header}", justify="right", no_wrap=True)
+    return table
+
+
+def _cells(case: Case, ours: str, theirs: str, floor: float) -> tuple[str, ...]:
+    """Median of ours and theirs, their ratio, the floor, and how far ours is above it."""
+    seconds = case.timing[ours].median
+    return (
+        format_seconds(seconds),
+        format_seconds(case.timing[theirs].median),
+        f"{case.timing.speedup(ours, over=theirs):.2f}×",
+        format_seconds(floor),
+        f"{seconds / floor:.1f}×",
+    )
 
 
 def run(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from tqdm import tqdm
 
@@ -255,9 +255,9 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def render(table: Table, width: int = 120) -> str:
-    """A rich table as plain text."""
+def render(printable: RenderableType, width: int = 120) -> str:
+    """A rich table, or anything else that rich prints, as plain text."""
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(table)
+        console.print(printable)
     return capture.get()

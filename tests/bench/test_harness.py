@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import MANY
 
 from kvcourse.bench import Comparison, compare, harness
 from kvcourse.bench.harness import Arm
 from kvcourse.errors import InputError
-from tests.strategies import MANY
 
 
 class Clock:
