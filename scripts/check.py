@@ -30,16 +30,18 @@ def main() -> int:
     """Run all three and print the counts. Returns 0 only if everything passed."""
     codes = [run([sys.executable, "-m", "ruff", *args]) for args in (["check"], ["format", "--check"])]
     clean = not any(codes)
-    passed, failed, skips = 0, 0, []
+    passed, failed, skipped = 0, [], []
     for args, environment in (TESTS, NOTEBOOKS):
         counts = run_pytest(args, environment)
-        passed, failed, skips = passed + counts[0], failed + counts[1], skips + counts[2]
+        passed, failed, skipped = passed + counts[0], failed + counts[1], skipped + counts[2]
     print()
-    for name, reason in skips:
+    for name in failed:
+        print(f"failed {name}")
+    for name, reason in skipped:
         print(f"skipped {name}: {reason}")
     if not clean:
         print("ruff found faults (above)")
-    print(f"{passed} passed, {failed} failed, {len(skips)} skipped")
+    print(f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped")
     return 0 if clean and not failed else 1
 
 
@@ -52,31 +54,30 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> int:
     ).returncode
 
 
-def run_pytest(args: list[str], environment: dict[str, str]) -> tuple[int, int, list[tuple[str, str]]]:
-    """One pytest run: how many passed, how many failed, and (name, reason) of each skip."""
+def run_pytest(args: list[str], environment: dict[str, str]) -> tuple[int, list[str], list[tuple[str, str]]]:
+    """One pytest run: how many passed, the names that failed, and (name, reason) of each skip."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         code = run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *args], environment)
-        if not report.is_file():
-            return 0, 1, []  # pytest could not start or was killed: its own message is above
-        passed, failed, skips = read_report(report)
-    # Exit codes beyond 1 (nothing collected, internal error) fail even where no single test did.
-    return passed, failed if code in (0, 1) else max(failed, 1), skips
+        passed, failed, skipped = read_report(report) if report.is_file() else (0, [], [])
+    # Killed, nothing collected or an internal error: a failure even where no single test failed.
+    if code and not failed:
+        failed.append(f"pytest {args[-1]}: exit code {code}")
+    return passed, failed, skipped
 
 
-def read_report(path: Path) -> tuple[int, int, list[tuple[str, str]]]:
-    """Counts of a JUnit report. An error in set-up is a failure."""
-    passed, failed, skips = 0, 0, []
+def read_report(path: Path) -> tuple[int, list[str], list[tuple[str, str]]]:
+    """The same of a JUnit report. An error in set-up is a failure."""
+    passed, failed, skipped = 0, [], []
     for case in ElementTree.parse(path).iter("testcase"):
-        skipped = case.find("skipped")
+        name, skip = f"{case.get('classname')}::{case.get('name')}", case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            failed += 1
-        elif skipped is not None:
-            name = f"{case.get('classname')}::{case.get('name')}"
-            skips.append((name, skipped.get("message") or "no reason given"))
+            failed.append(name)
+        elif skip is not None:
+            skipped.append((name, skip.get("message") or "no reason given"))
         else:
             passed += 1
-    return passed, failed, skips
+    return passed, failed, skipped
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ REPORT = """<testsuites><testsuite>
 def test_report_is_counted(tmp_path):
     path = tmp_path / "report.xml"
     path.write_text(REPORT, encoding="utf-8")
-    assert load("check").read_report(path) == (1, 2, [("a::gone", "needs a GPU")])
+    assert load("check").read_report(path) == (1, ["a::bad", "a::broken"], [("a::gone", "needs a GPU")])
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,7 @@ def test_check_sums_up(monkeypatch, capsys, ruff_code, pytest_code, report, last
     assert lines[-1] == last
     if report == REPORT:
         assert lines.count("skipped a::gone: needs a GPU") == 2
+        assert lines.count("failed a::broken") == 2
     if ruff_code:
         assert "ruff found faults (above)" in lines
 
