@@ -1,9 +1,10 @@
 """`kvcourse bench cache`: one decode step on KVCache, next to transformers' DynamicCache and the floor.
 
-Both run the same weights (one copy in memory) in the same process, at a context of n tokens: each step reads one
-new token per row, and is then undone, outside the timed part, so that the context stays n. Timed apart from the
-whole step is its KV part: storing the new K and V of every layer and attending to what is stored, on tensors of the
-same shapes.
+Both run the same weights (one copy in memory) in the same process. Each step reads one new token per row, and both
+caches keep it, as in decoding, so "a context of n" is the middle of a few tokens around n. (Taking each token out
+again would change what is measured: what DynamicCache pays for its next copy depends on the memory it just freed.)
+Timed apart from the whole step is its KV part: storing the new K and V of every layer and attending to what is
+stored, on tensors of the same shapes.
 
 The floor is the time to read every byte that a step cannot avoid reading, the weights once and the K and V of every
 row, at the bandwidth measured on this machine.
@@ -12,7 +13,7 @@ row, at the bandwidth measured on this machine.
 import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from kvcourse.errors import InputError
 from kvcourse.model import Decoder
 from kvcourse.plan import Plan
 
-CONTEXTS, BATCHES = (256, 1024, 4096), (1, 8)
+CONTEXTS, BATCHES, WARMUP = (256, 1024, 4096), (1, 8), 2
 STEP, STEP_HF, KV, KV_HF = "step", "step, transformers", "KV part", "KV part, transformers"
 
 
@@ -142,14 +143,17 @@ def run(
 ) -> Report:
     """Time every context with every batch on `model`, whose device and dtype decide where and in what.
 
-    Errors: InputError for a context that leaves no position for the new token, or numbers below 1.
+    Errors: InputError for a context that leaves no positions for the new tokens, or numbers below 1.
     """
-    limit = model.config.max_position_embeddings
-    for name, values, most in (("context", contexts, limit - 1), ("batch", batches, None)):
-        for value in values:
-            if value < 1 or (most is not None and value > most):
-                bound = "at least 1" if most is None else f"1 to {most}, the model's positions less one"
-                raise InputError(f"{name} {value}: expected {bound}")
+    positions = model.config.max_position_embeddings
+    most = positions - repeats - 1
+    for context in contexts:
+        if not 1 <= context <= most:
+            raise InputError(
+                f"context {context}: expected 1 to {most}, the model's {positions} positions less the new tokens"
+            )
+    if min(batches) < 1:
+        raise InputError(f"batch {min(batches)}: expected at least 1")
     twin = twin_of(model)
     bandwidth = machine.read_bandwidth(model.device.type)
     grid = [(context, batch) for batch in batches for context in contexts]
@@ -178,7 +182,9 @@ def measure(
     def draw(heads: int, tokens: int) -> Tensor:
         return torch.randn(batch, heads, tokens, config.head_dim, device=device, dtype=dtype)
 
-    _fill(ours, theirs, draw(config.num_kv_heads, context), draw(config.num_kv_heads, context))
+    # One step that compares, two calls a round: half of the measured ones below the context, half above.
+    start = max(1, context - 1 - 2 * WARMUP - repeats)
+    _fill(ours, theirs, draw(config.num_kv_heads, start), draw(config.num_kv_heads, start))
     keyword = _cache_keyword(twin)
     attention = SimpleNamespace(num_key_value_groups=config.group_size, is_causal=True)
     scale = config.head_dim**-0.5
@@ -204,13 +210,12 @@ def measure(
 
     inputs = setup()
     difference = float((step(*inputs) - step_hf(*inputs)).abs().max())
-    ours.crop(-1)
-    theirs.crop(-1)
     timing = compare(
         {STEP: step, STEP_HF: step_hf, KV: kv, KV_HF: kv_hf},
         setup=setup,
-        after=_undo(ours, theirs),
         repeats=repeats,
+        warmup=WARMUP,
+        min_seconds=0,  # one call a sample: every call makes the context one token longer
         baseline=STEP_HF,
         title=f"batch {batch}, context {context}",
         progress=progress,
@@ -232,18 +237,6 @@ def _fill(ours: KVCache, theirs: Any, keys: Tensor, values: Tensor) -> None:
         store.write_span({"k": keys[:, :, -kept:], "v": values[:, :, -kept:]}, tokens - kept)
         theirs.update(keys, values, layer)
     ours._seen = ours._highest = (tokens,) * ours.batch_size
-
-
-def _undo(ours: KVCache, theirs: Any) -> dict[str, Callable[[], None]]:
-    """By arm, what takes the last token out again."""
-
-    def crop() -> None:
-        ours.crop(-1)
-
-    def crop_hf() -> None:
-        theirs.crop(-1)
-
-    return {STEP: crop, KV: crop, STEP_HF: crop_hf, KV_HF: crop_hf}
 
 
 def _cache_keyword(twin: Any) -> str:
