@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvcourse.course import build, source
 from kvcourse.course.manifest import Manifest
-from kvcourse.course.notebook import write_text
+from kvcourse.course.notebook import dump_notebook, read_notebook, write_text
 from kvcourse.errors import InputError
 
 FORMATS = ("jb1", "myst")
@@ -31,6 +31,11 @@ def export_book(manifest: Manifest, format: str, folder: Path, offline: bool | N
         for page in (manifest.landing, *(page.file for page in manifest.pages)):
             path = folder / page
             write_text(path, for_mystmd(path.read_text("utf-8")))
+        for number, chapter in enumerate(manifest.chapters):
+            content = read_notebook(folder / chapter.file)
+            for cell in content["cells"]:  # identifiers have to differ in the whole project there
+                cell["id"] = f"ch{number}-{cell['id']}"[:64]
+            write_text(folder / chapter.file, dump_notebook(content))
     return folder
 
 

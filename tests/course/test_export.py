@@ -13,6 +13,7 @@ from filelock import FileLock
 from kvcourse.cli import main
 from kvcourse.course.export import export_book, for_mystmd
 from kvcourse.course.manifest import read_manifest
+from kvcourse.course.notebook import read_notebook
 from kvcourse.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,13 @@ def test_myst_yml_names_files_that_are_there(project, tmp_path):
     files += [child["file"] for entry in toc for child in entry.get("children", [])]
     assert files == [file for file in read_manifest(project).files if "/api/" not in file]
     assert all((folder / file).is_file() for file in files + content["project"]["bibliography"])
+    ids = [
+        cell["id"]
+        for file in files
+        if file.endswith("ipynb")
+        for cell in read_notebook(folder / file)["cells"]
+    ]
+    assert len(set(ids)) == len(ids)
     assert "token\n: A number" in (folder / "book/glossary.md").read_text("utf-8")
 
 
