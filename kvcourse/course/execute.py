@@ -62,7 +62,7 @@ def run_cells(notebook: dict, name: str, folder: Path) -> dict:
             raise InputError(f"{name}: {_where(notebook)} raised {error.ename}: {error.evalue}") from error
         except CellTimeoutError as error:
             raise InputError(f"{name}: {_where(notebook)} ran over {CELL_TIMEOUT} s") from error
-        except DeadKernelError as error:
+        except (DeadKernelError, AssertionError) as error:  # nbclient 0.11 fails in its own clean-up then
             raise InputError(f"{name}: the kernel died; is there enough memory?") from error
     return notebook
 

@@ -68,6 +68,14 @@ def test_a_failing_cell_leaves_the_file_alone(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["bad.ipynb"]
 
 
+def test_a_kernel_that_dies_is_one_clear_line(tmp_path):
+    path = write(tmp_path / "dies.ipynb", [new_code_cell("import os\nos._exit(1)")])
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"^dies\.ipynb: the kernel died"):
+        execute_file(path)
+    assert path.read_bytes() == before
+
+
 def test_an_expected_error_is_stored(tmp_path):
     path = write(tmp_path / "meant.ipynb", [new_code_cell("1 / 0", metadata={"tags": ["raises-exception"]})])
     execute_file(path)
