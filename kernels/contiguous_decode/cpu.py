@@ -88,32 +88,26 @@ def build_worker(group, head_dim, v_head_dim):
         job = carray(integers_at(job_at), ROWS + 0 * stamp)
         batch, num_kv_heads, capacity = job[BATCH], job[NUM_KV_HEADS], job[CAPACITY]
         rows = carray(integers_at(job_at + 8 * ROWS), 3 * batch + 1)
-        lengths, starts, firsts = rows[:batch], rows[batch : 2 * batch], rows[2 * batch :]
         finished_at = job_at + 8 * (ROWS + 3 * batch + 1)
         query_at = job[SCRATCH] + 4 * fetch_add(job_at + 8 * THREADS) * group * (q_pad + BLOCK)
         scores_at = query_at + 4 * group * q_pad
         row = 0
         while True:
             task = fetch_add(job_at + 8 * NEXT)
-            while row < batch and task >= firsts[row + 1]:
+            while row < batch and task >= rows[2 * batch + row + 1]:
                 row += 1
             if row == batch:
                 return
-            num_chunks = (firsts[row + 1] - firsts[row]) // num_kv_heads
-            head, chunk = divmod(task - firsts[row], num_chunks)
+            num_chunks = (rows[2 * batch + row + 1] - rows[2 * batch + row]) // num_kv_heads
+            head, chunk = divmod(task - rows[2 * batch + row], num_chunks)
             copy_query(job, row, head, query_at, group, head_dim, q_pad)
             keys_at = job[K] + row * job[K + 1] + head * job[K + 2]
             values_at = job[V] + row * job[V + 1] + head * job[V + 2]
             key_bytes, value_bytes = job[K + 3], job[V + 3]
             sums_at = job[PARTIALS] + 4 * task * group * (v_pad + 2)
-            tops_at = sums_at + 4 * group * v_pad
-            sums = carray(floats_at(sums_at), (group, v_pad))
-            tops, totals = carray(floats_at(tops_at), (2, group))
-            sums[:] = 0
-            tops[:] = -np.inf
-            totals[:] = 0
-            left = min(CHUNK, lengths[row] - chunk * CHUNK)
-            slot = (starts[row] + chunk * CHUNK) % max(1, capacity)
+            clear_partial(sums_at, group, v_pad)
+            left = min(CHUNK, rows[row] - chunk * CHUNK)
+            slot = (rows[batch + row] + chunk * CHUNK) % max(1, capacity)
             while left > 0:
                 count = min(BLOCK, left, capacity - slot)  # a block ends where the ring does
                 for token in range(0, BLOCK, LANES):
@@ -140,7 +134,7 @@ def build_worker(group, head_dim, v_head_dim):
                             rest,
                             head_dim,
                         )
-                weigh(scores_at, sums, tops, totals)
+                weigh(scores_at, sums_at, group, v_pad)
                 block_at = values_at + slot * value_bytes
                 for g in range(full):
                     scores = scores_at + 4 * g * some * BLOCK
@@ -187,29 +181,41 @@ def build_worker(group, head_dim, v_head_dim):
 @njit(nogil=True)
 def copy_query(job, row, head, query_at, group, head_dim, q_pad):
     """Writes the queries of one kv head side by side, padded with zeros, times scale / log(2): exp becomes exp2."""
-    scale = job[SCALE : SCALE + 1].view(np.float64)[0] / math.log(2)
-    query = carray(floats_at(query_at), (group, q_pad))
-    query[:] = 0
-    for g in range(group):
-        for d in range(head_dim):
-            at = job[Q] + row * job[Q + 1] + (head * group + g) * job[Q + 2] + d * job[Q + 3]
-            query[g, d] = carray(floats_at(at), 1)[0] * scale
+    scale = np.int64(job[SCALE]).view(np.float64) / math.log(2)
+    query = carray(floats_at(query_at), group * q_pad)
+    for i in range(group * q_pad):
+        g, d = i // q_pad, i % q_pad
+        at = job[Q] + row * job[Q + 1] + (head * group + g) * job[Q + 2] + d * job[Q + 3]
+        query[i] = carray(floats_at(at), 1)[0] * scale if d < head_dim else 0.0
 
 
 @njit(nogil=True)
-def weigh(scores_at, sums, tops, totals):
+def clear_partial(partial_at, group, v_pad):
+    """The partial of no tokens: weighted values and totals 0, largest scores -inf. They lie in this order."""
+    partial = carray(floats_at(partial_at), group * (v_pad + 2))
+    for i in range(group * v_pad):
+        partial[i] = 0
+    for g in range(group):
+        partial[group * v_pad + g] = -np.inf
+        partial[group * (v_pad + 1) + g] = 0
+
+
+@njit(nogil=True)
+def weigh(scores_at, partial_at, group, v_pad):
     """Turns a block of scores into weights, relative to the largest score so far, and rescales what was summed."""
-    for g in range(len(tops)):
+    partial = carray(floats_at(partial_at), group * (v_pad + 2))
+    tops, totals = group * v_pad, group * (v_pad + 1)
+    for g in range(group):
         at = scores_at + 4 * g * BLOCK
         top = max_of(at, BLOCK)
-        if top > tops[g]:
-            if totals[g] != 0:
-                factor = math.exp2(tops[g] - top)
-                totals[g] *= factor
-                for d in range(sums.shape[1]):
-                    sums[g, d] *= factor
-            tops[g] = top
-        totals[g] += exp2_of(at, finite(tops[g]), BLOCK)
+        if top > partial[tops + g]:
+            if partial[totals + g] != 0:
+                factor = math.exp2(partial[tops + g] - top)
+                partial[totals + g] *= factor
+                for d in range(g * v_pad, (g + 1) * v_pad):
+                    partial[d] *= factor
+            partial[tops + g] = top
+        partial[totals + g] += exp2_of(at, finite(partial[tops + g]), BLOCK)
 
 
 @njit(nogil=True)
@@ -222,17 +228,22 @@ def finite(top):
 def merge_partials(first_at, num_chunks, out_at, group, v_head_dim, v_pad):
     """Merges the partials of one (row, kv head), in order, into its output."""
     size = group * (v_pad + 2)
-    partials = carray(floats_at(first_at), (num_chunks, size))
-    out = carray(floats_at(out_at), (group, v_head_dim))
+    partials = carray(floats_at(first_at), num_chunks * size)
+    out = carray(floats_at(out_at), group * v_head_dim)
     for g in range(group):
-        tops = partials[:, group * v_pad + g]
-        top = finite(tops.max())
+        tops, totals = group * v_pad + g, group * (v_pad + 1) + g
+        top = partials[tops]
+        for chunk in range(1, num_chunks):
+            top = max(top, partials[chunk * size + tops])
+        top = finite(top)
         total = np.float32(0)
-        out[g] = 0
+        for d in range(v_head_dim):
+            out[g * v_head_dim + d] = 0
         for chunk in range(num_chunks):
-            weight = math.exp2(tops[chunk] - top)
-            total += weight * partials[chunk, group * v_pad + group + g]
+            weight = math.exp2(partials[chunk * size + tops] - top)
+            total += weight * partials[chunk * size + totals]
             for d in range(v_head_dim):
-                out[g, d] += weight * partials[chunk, g * v_pad + d]
+                out[g * v_head_dim + d] += weight * partials[chunk * size + g * v_pad + d]
         if total != 0:
-            out[g] /= total
+            for d in range(v_head_dim):
+                out[g * v_head_dim + d] /= total
