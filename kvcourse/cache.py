@@ -1,14 +1,15 @@
 """KVCache: a plan made real for one model."""
 
+import operator
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from kvcourse import codecs
 from kvcourse.attention.families import layout_of
-from kvcourse.attention.gqa import attention, causal_mask, positions_of
+from kvcourse.attention.gqa import attention, causal_mask
+from kvcourse.attention.padding import positions_of, read_mask
 from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
 from kvcourse.kernels import contiguous_decode
@@ -24,6 +25,7 @@ class _Step:
     new: tuple[int, ...]  # valid new tokens, per row
     width: int  # tokens in the input, padding included
     positions: Tensor  # (batch, width), -1 for padding
+    announced: bool  # by begin(), so that its caller commits
     next_layer: int = 0
     shared: dict = field(default_factory=dict)  # masks and lengths, by window
     staged: list = field(default_factory=list)  # ring writes that wait for the commit
@@ -44,9 +46,9 @@ class KVCache:
     config: the model's ModelConfig. plan: one choice per axis; Plan() by default. batch_size: sequences, which
     may differ in length.
 
-    A forward pass is one step: `begin` (optional without padding), then `attend` once for each layer in order.
-    The new tokens count (`seen`, `lengths`) when the last layer has attended. A pass that was interrupted
-    leaves the cache as it was; begin the next one as if it had not happened.
+    A forward pass is one step: `begin`, then `attend` once for each layer in order, then `commit`, and only then do
+    the new tokens count. A pass that was interrupted anywhere leaves the cache as it was: begin the next one as if
+    it had not happened. Without padding `attend` alone does; the step then commits itself after the last layer.
     """
 
     def __init__(self, config: ModelConfig, plan: Plan | None = None, batch_size: int = 1) -> None:
@@ -74,8 +76,9 @@ class KVCache:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens kept per row in full-attention layers (all that were seen: this plan evicts nothing)."""
-        return self._seen
+        """Tokens kept per row, that is visible to some layer: all, unless every layer has a window."""
+        windows = [store.window for store in self._stores]
+        return self._seen if None in windows else tuple(min(seen, max(windows)) for seen in self._seen)
 
     @property
     def capacity(self) -> int:
@@ -98,27 +101,15 @@ class KVCache:
         """
         if num_tokens < 1:
             raise InputError("a step of 0 tokens: give at least one token per row")
-        shape = (self.batch_size, num_tokens)
         if attention_mask is None:
             new = (num_tokens,) * self.batch_size
             offsets = torch.arange(num_tokens, device=device)
             positions = torch.tensor(self._seen, device=device)[:, None] + offsets
         else:
-            if tuple(attention_mask.shape) != shape:
-                raise InputError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}: expected (batch, new tokens) = "
-                    f"{shape}; it describes the tokens of this call only, the cache remembers the earlier ones"
-                )
-            valid = attention_mask.to(device).bool()
+            valid = read_mask(attention_mask.to(device), self.batch_size, num_tokens)
             new = tuple(valid.sum(-1).tolist())
-            if min(new) == 0:
-                raise InputError(
-                    f"row {new.index(0)} of attention_mask has no token: give each row at least one"
-                )
-            if (valid[:, :-1] & ~valid[:, 1:]).any():
-                raise InputError("attention_mask has padding after a token: pad on the left, all zeros first")
             positions = positions_of(torch.tensor(self._seen, device=device), valid)
-        self._step = _Step(self._seen, new, num_tokens, positions)
+        self._step = _Step(self._seen, new, num_tokens, positions, announced=True)
         return positions
 
     @torch.no_grad()
@@ -135,33 +126,50 @@ class KVCache:
         if self._dtype not in (None, k.dtype):  # attend to what is stored, so that chunking changes nothing
             k, v = k.to(self._dtype).to(q.dtype), v.to(self._dtype).to(q.dtype)
         step = self._step
-        if step is None or (layer == 0 and step.next_layer > 0):  # no begin, or the last pass was interrupted
+        if step is None or (
+            layer == 0 and step.next_layer > 0
+        ):  # not announced, or the last pass was interrupted
             self.begin(q.shape[2], device=q.device)
             step = self._step
+            step.announced = False
         if layer != step.next_layer or q.shape[2] != step.width:
             raise InputError(
                 f"attend(layer={layer}) with {q.shape[2]} tokens: expected layer {step.next_layer} with "
                 f"{step.width} tokens; call each layer once, in order, with the tokens announced to begin()"
             )
-        store = self._stores[layer]
+        store, new = self._stores[layer], {"k": k, "v": v}
         store.reserve(max(step.total), self._dtype or k.dtype, k.device)
-        new = {"k": k, "v": v}
         if step.width == 1:
             self._write(store, new, step)
             out = self._decode(store, q, step)
         elif max(step.past) == 0:
-            out = self._attend_fresh(store, q, k, v, step)
             self._write(store, new, step)
+            out = self._attend_fresh(store, q, k, v, step)
         elif store.window is None:
             self._write(store, new, step)
             out = self._attend_filled(store, q, step)
         else:
+            self._stage(store, new, step)  # the ring still holds what these queries need
             out = self._attend_ring(store, q, k, v, step)
-            self._write(store, new, step)
         step.next_layer += 1
-        if step.next_layer == len(self._stores):
-            self._commit(step)
+        if step.next_layer == len(self._stores) and not step.announced:
+            self.commit()
         return out
+
+    def commit(self) -> None:
+        """End the step that `begin` started: from now on its tokens count.
+
+        Errors: InputError when a layer has not attended yet.
+        """
+        step = self._step
+        if step is None or step.next_layer < len(self._stores):
+            done = 0 if step is None else step.next_layer
+            raise InputError(
+                f"commit() after {done} of {len(self._stores)} layers: begin() a step, attend with every layer"
+            )
+        for store, new in step.staged:
+            self._write(store, new, step)
+        self._seen, self._step = step.total, None
 
     def crop(self, n: int) -> None:
         """Keep the first n tokens of every row (n ≥ 0), or drop the last -n (n < 0). Allocated memory stays.
@@ -169,6 +177,9 @@ class KVCache:
         Errors: InputError when a row would have to grow, or when a sliding layer has already overwritten
         what the window needs: it can go back at most `plan.block_size` tokens past a full ring.
         """
+        if isinstance(n, bool) or not hasattr(n, "__index__"):
+            raise InputError(f"crop({n!r}): expected a whole number of tokens")
+        n = operator.index(n)  # a snapshot, also of a tensor that changes later
         kept = tuple(n if n >= 0 else max(0, length + n) for length in self._seen)
         for row, (now, then) in enumerate(zip(self._seen, kept, strict=True)):
             if then > now:
@@ -197,26 +208,28 @@ class KVCache:
         self._step = None
 
     def _write(self, store: ContiguousStore, new: dict[str, Tensor], step: _Step) -> None:
-        """Write the step's tokens, or stage them when that would overwrite what an interrupted step needs again."""
-        columns = min(step.width, store.slots)  # a ring keeps only the last ones
+        """Write the step's tokens into the store; the last ones, where a ring has no room for all."""
+        columns = min(step.width, store.slots)
         new = {name: values[:, :, -columns:] for name, values in new.items()}
         if step.uniform:
-            where = (step.total[0] - columns,)
-            write = store.write_span
+            store.write_span(new, step.total[0] - columns)
         else:
             if ("ragged", columns) not in step.shared:
                 positions = step.positions[:, -columns:]
                 row, token = (positions >= 0).nonzero(as_tuple=True)
                 step.shared["ragged", columns] = (row, token, positions[row, token])
-            where = step.shared["ragged", columns]
-            write = store.write_ragged
-        if store.window is not None and max(step.past) > 0 and step.width > self.plan.block_size:
-            new = {name: values.clone() for name, values in new.items()}
-            step.staged.append(partial(write, new, *where))
-            return
-        write(new, *where)
+            store.write_ragged(new, *step.shared["ragged", columns])
         if store.window is not None:
-            self._note_highest(step)
+            self._highest = tuple(
+                total if past == 0 else max(highest, total)
+                for highest, past, total in zip(self._highest, step.past, step.total, strict=True)
+            )
+
+    def _stage(self, store: ContiguousStore, new: dict[str, Tensor], step: _Step) -> None:
+        """Hold back what goes into a ring until the commit: an interrupted step then overwrites nothing."""
+        step.staged.append(
+            (store, {name: values[:, :, -store.slots :].clone() for name, values in new.items()})
+        )
 
     def _decode(self, store: ContiguousStore, q: Tensor, step: _Step) -> Tensor:
         """One query per row over everything in the window: the fused kernel."""
@@ -258,19 +271,6 @@ class KVCache:
             rows = slice(1) if step.uniform else slice(None)  # equal rows share one mask
             step.shared["mask", window] = causal_mask(step.positions[rows], key_position[rows], window)
         return step.shared["mask", window]
-
-    def _commit(self, step: _Step) -> None:
-        for write in step.staged:
-            write()
-        if step.staged:
-            self._note_highest(step)
-        self._seen, self._step = step.total, None
-
-    def _note_highest(self, step: _Step) -> None:
-        self._highest = tuple(
-            total if past == 0 else max(highest, total)
-            for highest, past, total in zip(self._highest, step.past, step.total, strict=True)
-        )
 
     def _check(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Refuse tensors that do not fit, before anything is touched."""

@@ -18,6 +18,15 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True},
 }
 
+# Kinds of rotary scaling (attention/rope.py), and the parameters that each cannot do without.
+ROPE_SCALINGS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("original_max_position_embeddings",),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -82,6 +91,7 @@ class ModelConfig:
         if SLIDING in types and self.sliding_window is None:
             raise InputError("layer_types names sliding layers, but sliding_window is None: give the window")
         object.__setattr__(self, "layer_types", types)
+        self._check_rope_scaling()
 
     @property
     def group_size(self) -> int:
@@ -91,6 +101,22 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """Tokens that `layer` sees, or None when it sees all of them."""
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
+
+    def _check_rope_scaling(self) -> None:
+        scaling = self.rope_scaling
+        if not scaling:
+            return
+        kind = scaling.get("rope_type")
+        if kind not in ROPE_SCALINGS:
+            raise InputError(f"rope_type {kind!r}: expected one of {', '.join(ROPE_SCALINGS)}, or no scaling")
+        missing = [name for name in ROPE_SCALINGS[kind] if scaling.get(name) is None]
+        if missing:
+            raise InputError(f"rope_type {kind!r} needs {', '.join(missing)} in the model's rope scaling")
+        for name in ("short_factor", "long_factor") if kind == "longrope" else ():
+            if len(scaling[name]) != self.head_dim // 2:
+                raise InputError(
+                    f"{name} has {len(scaling[name])} entries: expected head_dim / 2 = {self.head_dim // 2}"
+                )
 
     @classmethod
     def from_hf(cls, config: Any) -> "ModelConfig":

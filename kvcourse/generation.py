@@ -1,5 +1,6 @@
 """Decode tokens one by one."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -33,14 +34,15 @@ def generate(
 
     Returns (batch, new) int64: the new tokens only, `new` ≤ max_new_tokens.
     """
-    if max_new_tokens < 0:
-        raise InputError(f"max_new_tokens={max_new_tokens}: expected 0 or more")
-    if temperature < 0:
-        raise InputError(f"temperature={temperature}: expected 0 (greedy) or more")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise InputError(f"max_new_tokens={max_new_tokens!r}: expected a whole number, 0 or more")
+    if not 0 <= temperature < math.inf:
+        raise InputError(f"temperature={temperature}: expected 0 (greedy) or a positive number")
     if not use_cache and cache is not None:
         raise InputError("use_cache=False with a cache: leave one of the two out")
     if input_ids.dim() != 2:
         raise InputError(f"input_ids has shape {tuple(input_ids.shape)}: expected (batch, tokens)")
+    _check_room(model, input_ids.shape[1], max_new_tokens, cache, attention_mask)
     ends = model.config.eos_token_ids if eos_token_id is None else eos_token_id
     ends = torch.tensor(
         [ends] if isinstance(ends, int) else list(ends), dtype=torch.long, device=model.device
@@ -65,6 +67,19 @@ def generate(
             text = torch.cat((text, token[:, None]), dim=1)
             mask = None if mask is None else torch.cat((mask, mask.new_ones(batch, 1)), dim=1)
     return torch.stack(new, dim=1) if new else input_ids.new_zeros(batch, 0).long()
+
+
+def _check_room(
+    model: Decoder, width: int, max_new_tokens: int, cache: KVCache | None, attention_mask: Tensor | None
+) -> None:
+    """Refuse before the first step what would fail at the last one; the last new token is never fed back."""
+    longest = width if attention_mask is None else int(attention_mask.sum(-1).max())
+    needed = longest + max(max_new_tokens - 1, 0) + (0 if cache is None else max(cache.seen))
+    if needed > model.config.max_position_embeddings:
+        raise InputError(
+            f"{needed} positions for the text and {max_new_tokens} new tokens: this model has "
+            f"{model.config.max_position_embeddings}; lower max_new_tokens or shorten the text"
+        )
 
 
 def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from kvcourse.attention.gqa import attention, causal_mask, positions_of
+from kvcourse.attention.gqa import attention, causal_mask
+from kvcourse.attention.padding import positions_of, read_mask
 from kvcourse.attention.rope import frequencies, rotate, rotations
 from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
@@ -160,20 +161,17 @@ class Decoder(nn.Module):
         x = self.embed_tokens(input_ids)  # (B, T, hidden)
         for block in self.layers:
             x = block(x, turn, masks, cache)
-        if last_only:
-            x = x[:, -1:]
-        return self.lm_head(self.norm(x))
+        logits = self.lm_head(self.norm(x[:, -1:] if last_only else x))
+        if cache is not None:
+            cache.commit()
+        return logits
 
     def _positions(self, batch: int, tokens: int, attention_mask: Tensor | None) -> Tensor:
-        """(batch, tokens), -1 for padding. Without a cache, padding may be anywhere."""
+        """(batch, tokens), -1 for padding."""
         if attention_mask is None:
             return torch.arange(tokens, device=self.device).expand(batch, tokens)
-        if attention_mask.shape != (batch, tokens):
-            raise InputError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}: expected that of input_ids, "
-                f"{(batch, tokens)}"
-            )
-        return positions_of(torch.zeros(batch, dtype=torch.long, device=self.device), attention_mask.bool())
+        valid = read_mask(attention_mask.to(self.device), batch, tokens)
+        return positions_of(torch.zeros(batch, dtype=torch.long, device=self.device), valid)
 
     def _check(self, input_ids: Tensor, cache: "KVCache | None") -> None:
         if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.is_floating_point():

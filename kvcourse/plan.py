@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvcourse.codecs.formats import get_format
 from kvcourse.errors import InputError
 
 # Every name that a plan knows, and whether this release can run it (memory.py sizes them all).
@@ -44,6 +45,7 @@ class Plan:
             value = getattr(self, axis)
             if value not in known:
                 raise InputError(f"{axis}={value!r}: expected one of {', '.join(map(repr, known))}")
+        get_format(self.codec)  # refuses a name that nobody knows
         for name in ("block_size", "capacity"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -187,6 +187,7 @@ class AttendMachine(CacheMachine):
             for row, size in enumerate(sizes):
                 expected = oracle.attend(layer, row, *(x[row, :, -size:] for x in (q, k, v)))
                 assert np.abs(out[row, :, -size:].numpy() - expected).max() <= TIGHT
+        cache.commit()
 
     @rule(which=st.integers(0, 3), sizes=st.lists(st.integers(1, 40), min_size=3, max_size=3))
     def interrupted(self, which, sizes):

@@ -170,9 +170,7 @@ def _deepseek_v4(config: ConfigReader) -> Layout:
     }
     unknown = sorted({str(kind) for kind in types} - set(choices))
     if unknown:
-        raise InputError(
-            f"deepseek_v4: layer type {unknown[0]}: expected one of {', '.join(choices)}"
-        )
+        raise InputError(f"deepseek_v4: layer type {unknown[0]}: expected one of {', '.join(choices)}")
     return tuple(choices[kind] for kind in types)
 
 

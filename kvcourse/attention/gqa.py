@@ -3,7 +3,6 @@
 Ainslie et al. 2023 (GQA) §2.2; `num_kv_heads == num_heads` is MHA, `num_kv_heads == 1` is MQA (Shazeer 2019).
 """
 
-import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -40,12 +39,3 @@ def attention(
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-
-
-def positions_of(past: Tensor, valid: Tensor) -> Tensor:
-    """Position of every new token: past + its index among the row's valid tokens, -1 for padding.
-
-    past: (batch,); valid: (batch, tokens) boolean. Returns (batch, tokens) int64.
-    """
-    position = past[:, None] + valid.long().cumsum(-1) - 1
-    return torch.where(valid, position, -1)

@@ -11,15 +11,6 @@ import torch
 from torch import Tensor
 
 from kvcourse.config import ModelConfig
-from kvcourse.errors import InputError
-
-_NEEDED = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("original_max_position_embeddings",),
-    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
-}
 
 
 def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> tuple[Tensor, float]:
@@ -38,13 +29,6 @@ def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> tupl
     if not scaling:
         return plain, 1.0
     kind = scaling["rope_type"]
-    if kind not in _NEEDED:
-        raise InputError(
-            f"rope_type {kind!r} is not known: expected one of {', '.join(_NEEDED)}, or no scaling"
-        )
-    missing = [name for name in _NEEDED[kind] if scaling.get(name) is None]
-    if missing:
-        raise InputError(f"rope_type {kind!r} needs {', '.join(missing)} in the model's rope scaling")
     if kind == "linear":
         return plain / scaling["factor"], 1.0
     if kind == "dynamic":
@@ -96,8 +80,6 @@ def _longrope(config: ModelConfig, half: Tensor, scaling: dict) -> tuple[Tensor,
     trained = scaling["original_max_position_embeddings"]
     factor = scaling.get("factor") or config.max_position_embeddings / trained
     which = "long_factor" if config.max_position_embeddings > trained else "short_factor"
-    if len(scaling[which]) != len(half):
-        raise InputError(f"{which} has {len(scaling[which])} entries: expected head_dim / 2 = {len(half)}")
     stretch = torch.tensor(scaling[which], dtype=torch.float32, device=half.device)
     attention_factor = scaling.get("attention_factor")
     if attention_factor is None:
