@@ -1,7 +1,6 @@
 """KVCache: a plan made real for one model."""
 
 import operator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,30 +13,8 @@ from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
 from kvcourse.kernels import contiguous_decode
 from kvcourse.plan import Plan
+from kvcourse.step import Step
 from kvcourse.storage.contiguous import ContiguousStore
-
-
-@dataclass
-class _Step:
-    """One forward pass: what is new, and the tensors that its layers share. It counts once it is committed."""
-
-    past: tuple[int, ...]  # tokens seen before, per row
-    new: tuple[int, ...]  # valid new tokens, per row
-    width: int  # tokens in the input, padding included
-    positions: Tensor  # (batch, width), -1 for padding
-    announced: bool  # by begin(), so that its caller commits
-    next_layer: int = 0
-    shared: dict = field(default_factory=dict)  # masks and lengths, by window
-    staged: list = field(default_factory=list)  # ring writes that wait for the commit
-
-    @property
-    def total(self) -> tuple[int, ...]:
-        return tuple(p + n for p, n in zip(self.past, self.new, strict=True))
-
-    @property
-    def uniform(self) -> bool:
-        """All rows have the same past and no padding."""
-        return len(set(self.past)) == 1 and min(self.new) == self.width
 
 
 class KVCache:
@@ -67,7 +44,7 @@ class KVCache:
         self._highest = (
             0,
         ) * batch_size  # the furthest position ever written, which a ring has made room for
-        self._step: _Step | None = None
+        self._step: Step | None = None
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -109,7 +86,7 @@ class KVCache:
             valid = read_mask(attention_mask.to(device), self.batch_size, num_tokens)
             new = tuple(valid.sum(-1).tolist())
             positions = positions_of(torch.tensor(self._seen, device=device), valid)
-        self._step = _Step(self._seen, new, num_tokens, positions, announced=True)
+        self._step = Step(self._seen, new, num_tokens, positions, announced=True)
         return positions
 
     @torch.no_grad()
@@ -122,39 +99,39 @@ class KVCache:
 
         Errors: InputError for shapes that do not fit, or layers out of order; the cache is unchanged.
         """
-        self._check(layer, q, k, v)
-        if self._dtype not in (None, k.dtype):  # attend to what is stored, so that chunking changes nothing
-            k, v = k.to(self._dtype).to(q.dtype), v.to(self._dtype).to(q.dtype)
-        step = self._step
-        if step is None or (
-            layer == 0 and step.next_layer > 0
-        ):  # not announced, or the last pass was interrupted
-            self.begin(q.shape[2], device=q.device)
-            step = self._step
-            step.announced = False
-        if layer != step.next_layer or q.shape[2] != step.width:
-            raise InputError(
-                f"attend(layer={layer}) with {q.shape[2]} tokens: expected layer {step.next_layer} with "
-                f"{step.width} tokens; call each layer once, in order, with the tokens announced to begin()"
-            )
-        store, new = self._stores[layer], {"k": k, "v": v}
-        store.reserve(max(step.total), self._dtype or k.dtype, k.device)
-        if step.width == 1:
-            self._write(store, new, step)
-            out = self._decode(store, q, step)
-        elif max(step.past) == 0:
-            self._write(store, new, step)
-            out = self._attend_fresh(store, q, k, v, step)
-        elif store.window is None:
-            self._write(store, new, step)
-            out = self._attend_filled(store, q, step)
+        self._check(layer, {"q": q, "k": k, "v": v})
+        step = self._enter(layer, k.shape[2], k.device)
+        store, new = self._stores[layer], self._encode({"k": k, "v": v})
+        store.reserve(max(step.total), new["k"].dtype, k.device)
+        if step.width > 1 and store.window is not None and max(step.past) > 0:
+            out = self._attend_ring(store, q, new, step)  # first: writing overwrites what these queries need
+            self._stage(store, new, step)
         else:
-            self._stage(store, new, step)  # the ring still holds what these queries need
-            out = self._attend_ring(store, q, k, v, step)
-        step.next_layer += 1
-        if step.next_layer == len(self._stores) and not step.announced:
-            self.commit()
+            self._write(store, new, step)
+            if step.width == 1:
+                out = self._decode(store, q, step)
+            elif max(step.past) == 0:
+                out = self._attend_fresh(store, q, new, step)
+            else:
+                out = self._attend_filled(store, q, step)
+        self._leave(step)
         return out
+
+    @torch.no_grad()
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store the new keys and values of `layer` without attending: a prefill that was computed elsewhere.
+
+        Shapes, order of layers and errors as in `attend`.
+        """
+        self._check(layer, {"k": k, "v": v})
+        step = self._enter(layer, k.shape[2], k.device)
+        store, new = self._stores[layer], self._encode({"k": k, "v": v})
+        store.reserve(max(step.total), new["k"].dtype, k.device)
+        if step.width > 1 and store.window is not None and max(step.past) > 0:
+            self._stage(store, new, step)
+        else:
+            self._write(store, new, step)
+        self._leave(step)
 
     def commit(self) -> None:
         """End the step that `begin` started: from now on its tokens count.
@@ -207,7 +184,29 @@ class KVCache:
         self._seen = self._highest = (0,) * self.batch_size
         self._step = None
 
-    def _write(self, store: ContiguousStore, new: dict[str, Tensor], step: _Step) -> None:
+    def _enter(self, layer: int, tokens: int, device: torch.device) -> Step:
+        """The step that this layer is the next of; a new one when none was announced or the last was interrupted."""
+        if self._step is None or (layer == 0 and self._step.next_layer > 0):
+            self.begin(tokens, device=device)
+            self._step.announced = False
+        step = self._step
+        if layer != step.next_layer or tokens != step.width:
+            raise InputError(
+                f"layer {layer} with {tokens} tokens: expected layer {step.next_layer} with {step.width} tokens; "
+                "call each layer once, in order, with the tokens announced to begin()"
+            )
+        return step
+
+    def _leave(self, step: Step) -> None:
+        step.next_layer += 1
+        if step.next_layer == len(self._stores) and not step.announced:
+            self.commit()
+
+    def _encode(self, new: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The new entries as they are stored."""
+        return new if self._dtype is None else {name: x.to(self._dtype) for name, x in new.items()}
+
+    def _write(self, store: ContiguousStore, new: dict[str, Tensor], step: Step) -> None:
         """Write the step's tokens into the store; the last ones, where a ring has no room for all."""
         columns = min(step.width, store.slots)
         new = {name: values[:, :, -columns:] for name, values in new.items()}
@@ -225,13 +224,13 @@ class KVCache:
                 for highest, past, total in zip(self._highest, step.past, step.total, strict=True)
             )
 
-    def _stage(self, store: ContiguousStore, new: dict[str, Tensor], step: _Step) -> None:
+    def _stage(self, store: ContiguousStore, new: dict[str, Tensor], step: Step) -> None:
         """Hold back what goes into a ring until the commit: an interrupted step then overwrites nothing."""
         step.staged.append(
             (store, {name: values[:, :, -store.slots :].clone() for name, values in new.items()})
         )
 
-    def _decode(self, store: ContiguousStore, q: Tensor, step: _Step) -> Tensor:
+    def _decode(self, store: ContiguousStore, q: Tensor, step: Step) -> Tensor:
         """One query per row over everything in the window: the fused kernel."""
         if ("decode", store.window) not in step.shared:
             total = torch.tensor(step.total)
@@ -242,54 +241,52 @@ class KVCache:
         k, v = (store.arrays[name].to(q.dtype) for name in ("k", "v"))
         return contiguous_decode(q[:, :, 0], k, v, lengths, starts)[:, :, None]
 
-    def _attend_fresh(self, store: ContiguousStore, q: Tensor, k: Tensor, v: Tensor, step: _Step) -> Tensor:
-        """Nothing is stored yet: the new tokens see only each other."""
+    def _attend_fresh(self, store: ContiguousStore, q: Tensor, new: dict[str, Tensor], step: Step) -> Tensor:
+        """Nothing was stored before: the new tokens see only each other, as they were stored."""
+        k, v = (new[name].to(q.dtype) for name in ("k", "v"))
         if step.uniform and (store.window is None or step.width <= store.window):
             return attention(q, k, v, causal=True)
         return attention(q, k, v, self._mask(step, step.positions, store.window))
 
-    def _attend_filled(self, store: ContiguousStore, q: Tensor, step: _Step) -> Tensor:
+    def _attend_filled(self, store: ContiguousStore, q: Tensor, step: Step) -> Tensor:
         """A chunk of queries over positions 0 … max(total) - 1, its own keys included."""
         keys = max(step.total)
         k, v = (store.arrays[name][:, :, :keys].to(q.dtype) for name in ("k", "v"))
         return attention(q, k, v, self._mask(step, torch.arange(keys, device=q.device)[None], None))
 
-    def _attend_ring(self, store: ContiguousStore, q: Tensor, k: Tensor, v: Tensor, step: _Step) -> Tensor:
+    def _attend_ring(self, store: ContiguousStore, q: Tensor, new: dict[str, Tensor], step: Step) -> Tensor:
         """A chunk of queries over what the window still holds and the chunk itself, before the ring is written."""
         old = min(store.window - 1, max(step.past))
         past = torch.tensor(step.past, device=q.device)
         before = (
             past[:, None] - old + torch.arange(old, device=q.device)
         )  # (batch, old), negative: nothing there
-        k = torch.cat((store.gather("k", before).to(q.dtype), k), dim=2)
-        v = torch.cat((store.gather("v", before).to(q.dtype), v), dim=2)
+        k, v = (torch.cat((store.gather(name, before), new[name]), dim=2).to(q.dtype) for name in ("k", "v"))
         return attention(q, k, v, self._mask(step, torch.cat((before, step.positions), dim=1), store.window))
 
-    def _mask(self, step: _Step, key_position: Tensor, window: int | None) -> Tensor:
+    def _mask(self, step: Step, key_position: Tensor, window: int | None) -> Tensor:
         """The step's mask for one kind of layer, made once."""
         if ("mask", window) not in step.shared:
             rows = slice(1) if step.uniform else slice(None)  # equal rows share one mask
             step.shared["mask", window] = causal_mask(step.positions[rows], key_position[rows], window)
         return step.shared["mask", window]
 
-    def _check(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def _check(self, layer: int, tensors: dict[str, Tensor]) -> None:
         """Refuse tensors that do not fit, before anything is touched."""
         if not 0 <= layer < len(self._stores):
             raise InputError(f"layer {layer}: this cache has layers 0 to {len(self._stores) - 1}")
-        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        tokens = q.shape[2] if q.dim() == 4 else "tokens"
-        for name, x, expected in (
-            ("q", q, (self.batch_size, heads, tokens, dim)),
-            ("k", k, (self.batch_size, kv_heads, tokens, dim)),
-            ("v", v, (self.batch_size, kv_heads, tokens, dim)),
-        ):
+        k = tensors["k"]
+        tokens = k.shape[2] if k.dim() == 4 else "tokens"
+        for name, x in tensors.items():
+            heads = self.config.num_heads if name == "q" else self.config.num_kv_heads
+            expected = (self.batch_size, heads, tokens, self.config.head_dim)
             if tuple(x.shape) != expected:
                 raise InputError(
                     f"{name} has shape {tuple(x.shape)}: expected (batch, heads, tokens, dim) = {expected}"
                 )
-            if x.dtype != q.dtype or x.device != q.device or not x.is_floating_point():
+            if x.dtype != k.dtype or x.device != k.device or not x.is_floating_point():
                 raise InputError(
-                    f"{name} is {x.dtype} on {x.device} and q is {q.dtype} on {q.device}: expected one "
+                    f"{name} is {x.dtype} on {x.device} and k is {k.dtype} on {k.device}: expected one "
                     "floating-point dtype and one device"
                 )
         held = self._stores[layer].arrays.get("k")

@@ -225,18 +225,9 @@ def measure(
 
 
 def _fill(ours: KVCache, theirs: Any, keys: Tensor, values: Tensor) -> None:
-    """Put the same K and V, each (batch, num_kv_heads, tokens, head_dim), into every layer of both caches.
-
-    Ours are written into the stores directly: `attend` would compute attention between all of them, which takes
-    longer than the measurement.
-    """
-    tokens = keys.shape[2]
-    for layer, store in enumerate(ours._stores):
-        store.reserve(tokens, keys.dtype, keys.device)
-        kept = min(tokens, store.slots)  # a ring holds the last ones
-        store.write_span({"k": keys[:, :, -kept:], "v": values[:, :, -kept:]}, tokens - kept)
+    """Put the same K and V, each (batch, num_kv_heads, tokens, head_dim), into every layer of both caches."""
+        ours.append(layer, keys, values)
         theirs.update(keys, values, layer)
-    ours._seen = ours._highest = (tokens,) * ours.batch_size
 
 
 def _cache_keyword(twin: Any) -> str:

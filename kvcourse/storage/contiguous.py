@@ -41,11 +41,7 @@ class ContiguousStore:
         self.block_size = block_size
         self.fixed = fixed
         self.arrays: dict[str, Tensor] = {}
-
-    @property
-    def slots(self) -> int:
-        """Slots allocated per sequence."""
-        return next(iter(self.arrays.values())).shape[2] if self.arrays else 0
+        self.slots = 0
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +66,7 @@ class ContiguousStore:
             grown[field.name] = torch.zeros(self.batch_size, heads, slots, dim, dtype=dtype, device=device)
             if self.arrays:
                 grown[field.name][:, :, : self.slots] = self.arrays[field.name]
-        self.arrays = grown
+        self.arrays, self.slots = grown, slots
 
     def write_span(self, new: dict[str, Tensor], position: int) -> None:
         """Write the same positions of every sequence: new[name] is (batch, heads, tokens, dim)."""
@@ -100,5 +96,6 @@ class ContiguousStore:
     def clone(self) -> "ContiguousStore":
         """A copy that shares nothing."""
         other = ContiguousStore(LayerLayout(self.fields), self.batch_size, self.block_size, self.fixed)
+        other.slots = self.slots
         other.arrays = {name: array.clone() for name, array in self.arrays.items()}
         return other

@@ -1,0 +1,66 @@
+"""Storing without attending, and caches that are written in another precision than the model computes in."""
+
+import pytest
+import torch
+
+import kvcourse as kv
+
+
+def random_kv(model, batch, tokens, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch, model.config.num_kv_heads, tokens, model.config.head_dim)
+    return [[torch.randn(shape, generator=generator, dtype=model.dtype) for _ in "kv"] for _ in model.layers]
+
+
+@pytest.mark.parametrize("window", [None, 5, 64])
+def test_append_leaves_what_attend_leaves(window):
+    """The next tokens see the same cache, however its contents were stored."""
+    model = kv.tiny_model(dtype=torch.float64, sliding_window=window)
+    attended, appended = (kv.KVCache(model.config, batch_size=2) for _ in range(2))
+    for tokens in (33, 1, 20):
+        for layer, (k, v) in enumerate(random_kv(model, 2, tokens, seed=tokens)):
+            q = torch.randn(2, model.config.num_heads, tokens, model.config.head_dim, dtype=model.dtype)
+            attended.attend(layer, q, k, v)
+            appended.append(layer, k, v)
+        assert appended.seen == attended.seen
+    ids = torch.randint(0, 256, (2, 7), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model(ids, attended), model(ids, appended))
+
+
+def test_append_counts_after_the_last_layer_only():
+    model = kv.tiny_model()
+    cache = kv.KVCache(model.config)
+    (k, v), _ = random_kv(model, 1, 3)
+    cache.append(0, k, v)
+    assert cache.seen == (0,)
+    with pytest.raises(kv.InputError, match="expected layer 1 with 3 tokens"):
+        cache.append(1, k[:, :, :2], v[:, :, :2])
+    cache.append(1, k, v)
+    assert cache.seen == (3,)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_rounded_cache_does_not_depend_on_chunks(codec, window):
+    """Every token is rounded once, so prefill at once and token by token attend to the same numbers."""
+    model = kv.tiny_model(dtype=torch.float64, sliding_window=window)
+    ids = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(0))
+    outputs = []
+    for chunk in (30, 1, 7):
+        cache = kv.KVCache(model.config, kv.Plan(codec=codec), batch_size=2)
+        outputs.append(torch.cat([model(part, cache) for part in ids.split(chunk, dim=1)], dim=1))
+    assert (outputs[1] - outputs[0]).abs().max() < 1e-10
+    assert (outputs[2] - outputs[0]).abs().max() < 1e-10
+    exact = model(ids)
+    assert 1e-10 < (outputs[0] - exact).abs().max() < 0.5, "rounding must show, and stay rounding"
+
+
+def test_a_rounded_cache_takes_the_bytes_of_its_dtype():
+    model = kv.tiny_model(dtype=torch.float64)
+    ids = torch.zeros(1, 10, dtype=torch.long)
+    sizes = {}
+    for codec in ("auto", "fp64", "fp32", "bf16", "fp16"):
+        cache = kv.KVCache(model.config, kv.Plan(codec=codec))
+        model(ids, cache)
+        sizes[codec] = cache.nbytes
+    assert sizes["auto"] == sizes["fp64"] == 2 * sizes["fp32"] == 4 * sizes["bf16"] == 4 * sizes["fp16"]
