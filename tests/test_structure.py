@@ -18,7 +18,7 @@ LEVELS = [
     {"kernels"},
     {"errors", "units"},
     {"config", "plan", "attention", "storage", "codecs", "eviction"},
-    {"cache", "memory", "flops"},
+    {"cache", "flops", "memory", "step"},
     {"model", "generation", "weights", "hf", "engine", "export"},
     {"text", "passkey", "evaluate", "bench", "claims"},
     {"figures", "course"},

@@ -226,6 +226,7 @@ def measure(
 
 def _fill(ours: KVCache, theirs: Any, keys: Tensor, values: Tensor) -> None:
     """Put the same K and V, each (batch, num_kv_heads, tokens, head_dim), into every layer of both caches."""
+    for layer in range(ours.config.num_layers):
         ours.append(layer, keys, values)
         theirs.update(keys, values, layer)
 
