@@ -7,7 +7,7 @@ OUT = results
 .PHONY: help install model course test lab book gpu clean
 
 help:
-	@echo 'make course  set up, run the changed notebooks on a real model, build the book'
+	@echo 'make course  set up, run the notebooks on a real model, build the book from what they gave'
 	@echo 'make test    ruff, all tests, all notebooks against their stored outputs'
 	@echo 'make lab     your own copy of the exercises (student/) in JupyterLab'
 	@echo 'make book    build the book from the stored outputs'
@@ -22,8 +22,8 @@ model: install
 	@$(BIN)/kvcourse model
 
 course: model
-	@$(BIN)/kvcourse book execute --changed
-	@$(BIN)/kvcourse book build
+	@$(BIN)/kvcourse book execute --out _build/executed
+	@$(BIN)/kvcourse book build --executed _build/executed
 
 test: model
 	@$(BIN)/python scripts/check.py

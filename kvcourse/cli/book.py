@@ -20,6 +20,12 @@ def add_parser(subparsers) -> None:
     which = execute.add_mutually_exclusive_group()
     which.add_argument("--changed", action="store_true", help="run those whose code changed (the default)")
     which.add_argument("--all", action="store_true", help="run them even if nothing changed")
+    execute.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write the executed copies there and leave the notebooks as they are; run those that it lacks",
+    )
     execute.set_defaults(run=run_execute)
 
     build = actions.add_parser(
@@ -28,6 +34,9 @@ def add_parser(subparsers) -> None:
         description="Build the pages from the stored outputs of the notebooks. Solutions are left out.",
     )
     build.add_argument("--out", type=Path, metavar="DIR", help="where the pages go (default _build/html)")
+    build.add_argument(
+        "--executed", type=Path, metavar="DIR", help="take the notebooks from `book execute --out DIR`"
+    )
     build.add_argument(
         "--with-solutions",
         action="store_true",
@@ -57,17 +66,24 @@ def run_check(args) -> None:
 def run_execute(args) -> None:
     from kvcourse.course import execute
     from kvcourse.course.manifest import read_manifest
-    from kvcourse.course.notebook import read_notebook
+    from kvcourse.errors import InputError
 
-    paths = args.notebooks
-    if not paths:
+    paths = [path.resolve() for path in args.notebooks]
+    root = None
+    if args.out or not paths:
         manifest = read_manifest()
-        paths = [manifest.root / chapter.file for chapter in manifest.chapters]
+        root = manifest.root
+        paths = paths or [root / chapter.file for chapter in manifest.chapters]
     for path in paths:
-        if not args.all and not execute.is_stale(read_notebook(path)):
+        if args.out and not path.is_relative_to(root):
+            raise InputError(
+                f"{path.name} is outside the project: --out keeps the project's paths, leave it out"
+            )
+        target = args.out / path.relative_to(root) if args.out else path
+        if not args.all and execute.is_current(target, path):
             print(f"{path.name}: unchanged")
             continue
-        seconds = execute.execute_file(path.resolve())
+        seconds = execute.execute_file(path, target)
         print(f"{path.name}: {seconds:.1f} s", flush=True)
         if seconds > execute.MAX_SECONDS:
             print(f"{path.name}: over the {execute.MAX_SECONDS} s that a chapter may take", file=sys.stderr)
@@ -80,7 +96,7 @@ def run_build(args) -> None:
     manifest = read_manifest()
     print(f"building {len(manifest.files)} pages", flush=True)
     offline = True if args.offline else False if args.cdn else None
-    out = build_book(manifest, args.out, args.with_solutions, offline)
+    out = build_book(manifest, args.out, args.with_solutions, offline, args.executed)
     print(f"the book: {out.resolve() / 'index.html'}")
 
 

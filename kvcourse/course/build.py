@@ -32,21 +32,27 @@ _REDIRECT = (
 
 
 def build_book(
-    manifest: Manifest, out: Path | None = None, solutions: bool = False, offline: bool | None = None
+    manifest: Manifest,
+    out: Path | None = None,
+    solutions: bool = False,
+    offline: bool | None = None,
+    executed: Path | None = None,
 ) -> Path:
     """Build the pages and return the folder they are in (default `_build/html`).
 
     The notebooks appear as student copies unless `solutions`, so that neither the pages nor the download button
     hold an answer. `offline` True needs the browser assets, False takes them from a CDN, None tries offline
-    first. Raises InputError if Sphinx warns about anything or the pages are not the ones of the manifest.
+    first. `executed` is a folder with the project's paths to take the notebooks from, as they were run on this
+    machine; None takes the stored outputs. Raises InputError if Sphinx warns about anything or the pages are not
+    the ones of the manifest.
     """
     edition = "instructor" if solutions else "student"
     work = manifest.root / "_build" / "book" / edition
     out = out or manifest.root / "_build" / ("html-with-solutions" if solutions else "html")
     assets = offline_assets(offline)
-    files = source.write_source(manifest, work / "source", solutions=solutions, vendor=assets)
+    files = source.write_source(manifest, work / "source", solutions, vendor=assets, notebooks=executed)
     _remove_old_sources(work / "source", files)
-    _report_stale(manifest)
+    _report_stale(executed or manifest.root, manifest)
     write_settings(manifest, work / "source", assets is not None)
     _remove_old_pages(out, manifest)
     _run_sphinx(work, out)
@@ -164,9 +170,9 @@ def _pages(out: Path) -> list[str]:
     return json.loads(index.read_text("utf-8").removeprefix("Search.setIndex(").removesuffix(")"))["docnames"]
 
 
-def _report_stale(manifest: Manifest) -> None:
+def _report_stale(folder: Path, manifest: Manifest) -> None:
     for chapter in manifest.chapters:
-        if is_stale(read_notebook(manifest.root / chapter.file)):
+        if is_stale(read_notebook(folder / chapter.file)):
             print(
                 f"{chapter.file}: its code was not run since it changed; see kvcourse book execute",
                 file=sys.stderr,

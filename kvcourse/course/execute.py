@@ -23,16 +23,25 @@ def is_stale(notebook: dict) -> bool:
     return notebook["metadata"].get("kvcourse", {}).get("source_hash") != source_hash(notebook)
 
 
-def execute_file(path: Path) -> float:
-    """Execute one notebook and write it back, whole and only if every cell ran. Returns the seconds it took.
+def is_current(executed: Path, path: Path) -> bool:
+    """True if `executed` holds the outputs of the code that the notebook at `path` has now."""
+    if not executed.is_file():
+        return False
+    stored = read_notebook(executed)
+    return not is_stale(stored) and source_hash(stored) == source_hash(read_notebook(path))
 
-    Raises InputError if a cell fails (a cell tagged `raises-exception` may): the file is then as it was.
+
+def execute_file(path: Path, target: Path | None = None) -> float:
+    """Execute one notebook and write it to `target`, by default back. Returns the seconds it took.
+
+    Written whole and only if every cell ran. Raises InputError if a cell fails (a cell tagged `raises-exception`
+    may): the target is then as it was.
     """
     notebook = read_notebook(path)
     started = time.perf_counter()
     executed = run_cells(notebook, path.name, path.parent)
     seconds = time.perf_counter() - started
-    write_text(path, dump_notebook(normalise(executed)))
+    write_text(target or path, dump_notebook(normalise(executed)))
     return seconds
 
 

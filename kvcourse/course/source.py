@@ -15,12 +15,18 @@ ASSETS = "bookassets"  # the folder in the source tree that the pages' _static c
 
 
 def write_source(
-    manifest: Manifest, folder: Path, solutions: bool = False, api: bool = True, vendor: Path | None = None
+    manifest: Manifest,
+    folder: Path,
+    solutions: bool = False,
+    api: bool = True,
+    vendor: Path | None = None,
+    notebooks: Path | None = None,
 ) -> set[Path]:
     """Write the source tree of the book into `folder`, with the paths that the project has. Returns its files.
 
     Notebooks are student copies unless `solutions`. `api` adds a page a public module, for builders that read
-    docstrings. `vendor` holds browser assets to copy in. A file is written only if its content changed, so
+    docstrings. `vendor` holds browser assets to copy in; `notebooks` is
+    where to take the notebooks from instead of the project. A file is written only if its content changed, so
     that an incremental build stays one.
     """
     wanted: dict[Path, bytes] = {}
@@ -28,7 +34,7 @@ def write_source(
         text = (manifest.root / page).read_text("utf-8")
         wanted[folder / page] = fill(text, manifest, page, api).encode()
     for chapter in manifest.chapters:
-        notebook = read_notebook(manifest.root / chapter.file)
+        notebook = read_notebook((notebooks or manifest.root) / chapter.file)
         try:
             shown = notebook if solutions else student_copy(notebook, keep_widgets=True)
         except InputError as error:

@@ -94,3 +94,14 @@ def test_the_commands(project, monkeypatch, capsys):
     edit(project / "book.toml", "minutes = 10", "minutes = 0")
     assert main(["book", "check"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_pages_from_notebooks_that_were_run_elsewhere(project, outputs, tmp_path):
+    """`make course` runs copies and builds from them: the page shows their outputs, the project keeps its own."""
+    for name, content in outputs.items():
+        (tmp_path / "run/notebooks").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run/notebooks" / name).write_bytes(content)
+    before = (project / "notebooks/00_first.ipynb").read_bytes()
+    out = build_book(read_manifest(project), offline=False, executed=tmp_path / "run")
+    assert "one\ntwo" in (out / "notebooks/00_first.html").read_text("utf-8")
+    assert (project / "notebooks/00_first.ipynb").read_bytes() == before

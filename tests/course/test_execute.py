@@ -91,7 +91,9 @@ def test_the_kernel_runs_where_the_notebook_is(tmp_path):
 def test_the_command_runs_only_what_changed(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     ran = []
-    monkeypatch.setattr("kvcourse.course.execute.execute_file", lambda path: ran.append(path.name) or 61.0)
+    monkeypatch.setattr(
+        "kvcourse.course.execute.execute_file", lambda path, target: ran.append(path.name) or 61.0
+    )
     monkeypatch.setattr(
         "kvcourse.course.execute.is_stale", lambda notebook: notebook["cells"][0]["source"] != "# Second"
     )
@@ -102,3 +104,27 @@ def test_the_command_runs_only_what_changed(project, monkeypatch, capsys):
     assert printed.err == "00_first.ipynb: over the 60 s that a chapter may take\n"
     assert main(["book", "execute", "--all", "notebooks/01_second.ipynb"]) == 0
     assert ran == ["00_first.ipynb", "01_second.ipynb"]
+
+
+def test_copies_elsewhere_leave_the_notebooks_alone(project, monkeypatch, capsys):
+    """`book execute --out` runs what the folder lacks or holds for other code, and nothing twice."""
+    monkeypatch.chdir(project)
+    path = project / "notebooks/00_first.ipynb"
+    before, out = path.read_bytes(), project / "_build/executed"
+    assert main(["book", "execute", "--out", str(out), str(path)]) == 0
+    copy = out / "notebooks/00_first.ipynb"
+    assert path.read_bytes() == before
+    assert not is_stale(read_notebook(copy))
+    assert main(["book", "execute", "--out", str(out), str(path)]) == 0
+    assert "00_first.ipynb: unchanged" in capsys.readouterr().out
+    write(path, [new_markdown_cell("# First"), new_code_cell("print('more')")])
+    assert main(["book", "execute", "--out", str(out), str(path)]) == 0
+    assert read_notebook(copy)["cells"][-1]["outputs"][0]["text"] == "more\n"
+
+
+def test_a_notebook_outside_the_project_has_no_place_in_out(project, tmp_path_factory, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    stranger = tmp_path_factory.mktemp("elsewhere") / "x.ipynb"
+    stranger.write_bytes((project / "notebooks/00_first.ipynb").read_bytes())
+    assert main(["book", "execute", "--out", str(project / "_build/executed"), str(stranger)]) == 2
+    assert "x.ipynb is outside the project" in capsys.readouterr().err

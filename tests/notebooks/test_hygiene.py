@@ -44,7 +44,7 @@ def test_only_the_first_notebook_has_no_sections(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_outputs_are_those_of_the_sources(path):
-    assert not is_stale(read(path)), "run `make course` and commit the outputs"
+    assert not is_stale(read(path)), "run `kvcourse book execute` and commit the outputs"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
