@@ -51,8 +51,9 @@ def attend_cpu(q, k, v, lengths, starts, scale):
     num_threads = max(1, min(torch.get_num_threads(), num_tasks))
     partial = group * (pad(v_head_dim) + 2)
     scratch = group * (pad(head_dim) + BLOCK)
-    out = torch.empty(batch, num_heads, v_head_dim)
-    memory = torch.empty(num_tasks * partial + num_threads * scratch)
+    # Type and device are said: the worker writes floats to these addresses, whatever torch's defaults are.
+    out = torch.empty(batch, num_heads, v_head_dim, dtype=torch.float32, device="cpu")
+    memory = torch.empty(num_tasks * partial + num_threads * scratch, dtype=torch.float32, device="cpu")
     partials = memory.data_ptr()
     job = [0, 0, batch, num_kv_heads, capacity, *struct.unpack("q", struct.pack("d", scale))]
     job += [out.data_ptr(), partials, partials + 4 * num_tasks * partial]

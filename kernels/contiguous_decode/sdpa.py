@@ -17,7 +17,7 @@ def attend_sdpa(q, k, v, lengths, starts, scale):
     num_kv_heads, capacity = k.shape[1], k.shape[2]
     query = q.unflatten(1, (num_kv_heads, -1))  # (batch, num_kv_heads, group, head_dim)
     lengths = lengths.tolist()
-    starts = [0] * len(lengths) if starts is None else [start % capacity for start in starts.tolist()]
+    starts = [0] * len(lengths) if starts is None else [start % max(1, capacity) for start in starts.tolist()]
     if lengths and lengths.count(lengths[0]) == len(lengths) and starts.count(starts[0]) == len(starts):
         return _attend_slots(query, k, v, starts[0], lengths[0], scale).flatten(1, 2)
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])

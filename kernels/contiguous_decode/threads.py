@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,3 +46,7 @@ def _openmp():
 @functools.cache
 def _pool(size):
     return ThreadPoolExecutor(size, thread_name_prefix="contiguous_decode")
+
+
+if hasattr(os, "register_at_fork"):  # a child of fork has the pool but none of its threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)

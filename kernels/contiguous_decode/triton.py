@@ -143,7 +143,7 @@ def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_spl
     the capacity.
 
     Args:
-        input_precision: of float32 products, "ieee" or "tf32"; None follows torch.get_float32_matmul_precision().
+        input_precision: of float32 products, "ieee" or "tf32"; None follows torch.backends.cuda.matmul.
         num_splits: programs that share the tokens of a (row, kv head); None fills the GPU.
 
     Returns:
@@ -161,9 +161,9 @@ def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_spl
     lengths = lengths.to(q.device)
     starts = None if starts is None else starts.to(q.device)
     if input_precision is None:
-        input_precision = (
-            "ieee" if torch.version.hip or torch.get_float32_matmul_precision() == "highest" else "tf32"
-        )
+        # The setting of this backend: the getter for all of them raises once it was set through the newer interface.
+        wants_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32" and not torch.version.hip
+        input_precision = "tf32" if wants_tf32 else "ieee"
     parts = out
     if num_splits > 1:
         parts = torch.empty(batch, num_heads, num_splits, v_head_dim, dtype=torch.float32, device=q.device)

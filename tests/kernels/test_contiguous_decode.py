@@ -135,11 +135,26 @@ def test_offsets_beyond_32_bits(axis):
 
 
 @pytest.mark.parametrize("backend", ["reference", *FUSED])
-def test_nothing_to_attend(backend):
+@pytest.mark.parametrize("starts", [None, [0, 3]])
+def test_nothing_to_attend(backend, starts):
     no_rows = make_case(SHAPES[0], [], None, 4).to("cpu", torch.float32)
-    no_slots = make_case(SHAPES[0], [0, 0], None, 0).to("cpu", torch.float32)
+    no_slots = make_case(SHAPES[0], [0, 0], starts, 0).to("cpu", torch.float32)
     assert contiguous_decode(*no_rows.arguments, backend=backend).shape == (0, 3, 16)
     assert torch.equal(contiguous_decode(*no_slots.arguments, backend=backend), torch.zeros(2, 3, 16))
+
+
+def test_defaults_of_torch_do_not_matter():
+    """The worker writes float32 to addresses on the CPU: a buffer of the default type or device would be another."""
+    case = make_case(SHAPES[1], [LONG], None, LONG).to("cpu", torch.float32)
+    expected = contiguous_decode(*case.arguments, backend="cpu")
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            found = contiguous_decode(*case.arguments, backend="cpu")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.device.type == "cpu"
+    assert torch.equal(found, expected)
 
 
 def test_chosen_backend():

@@ -91,6 +91,14 @@ def test_chosen_backend_is_triton_on_a_gpu_only():
     assert choose_backend(case.q, case.k, case.v, case.lengths) == ("triton" if DEVICE == "cuda" else "torch")
 
 
+def test_either_setting_of_matmul_precision(monkeypatch):
+    """torch refuses its older getter once the newer setting was used."""
+    case = make_case(SHAPES[1], [LONG], None, LONG).to(DEVICE, torch.float32)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    found = contiguous_decode(*case.arguments, backend="triton")
+    torch.testing.assert_close(found, attend_reference(*case.arguments)[0], rtol=1e-2, atol=1e-2)
+
+
 def test_float64_is_refused():
     case = make_case(SHAPES[1], [4], None, 4).to(DEVICE, torch.float64)
     with pytest.raises(ValueError, match="float16 or bfloat16"):
