@@ -91,11 +91,15 @@ def test_chosen_backend_is_triton_on_a_gpu_only():
     assert choose_backend(case.q, case.k, case.v, case.lengths) == ("triton" if DEVICE == "cuda" else "torch")
 
 
-def test_either_setting_of_matmul_precision(monkeypatch):
+def test_the_newer_setting_of_matmul_precision():
     """torch refuses its older getter once the newer setting was used."""
     case = make_case(SHAPES[1], [LONG], None, LONG).to(DEVICE, torch.float32)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    found = contiguous_decode(*case.arguments, backend="triton")
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        found = contiguous_decode(*case.arguments, backend="triton")
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
     torch.testing.assert_close(found, attend_reference(*case.arguments)[0], rtol=1e-2, atol=1e-2)
 
 
