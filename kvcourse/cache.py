@@ -41,9 +41,8 @@ class KVCache:
             ContiguousStore(layer, batch_size, plan.block_size, plan.capacity) for layer in layout_of(config)
         ]
         self._seen = (0,) * batch_size
-        self._highest = (
-            0,
-        ) * batch_size  # the furthest position ever written, which a ring has made room for
+        # One past the furthest position ever written, committed or not: what a ring has made room for.
+        self._highest = (0,) * batch_size
         self._step: Step | None = None
 
     @property
@@ -100,20 +99,15 @@ class KVCache:
         Errors: InputError for shapes that do not fit, or layers out of order; the cache is unchanged.
         """
         self._check(layer, {"q": q, "k": k, "v": v})
-        step = self._enter(layer, k.shape[2], k.device)
-        store, new = self._stores[layer], self._encode({"k": k, "v": v})
-        store.reserve(max(step.total), new["k"].dtype, k.device)
-        if step.width > 1 and store.window is not None and max(step.past) > 0:
-            out = self._attend_ring(store, q, new, step)  # first: writing overwrites what these queries need
-            self._stage(store, new, step)
+        step, store, new = self._enter(layer, k, v)
+        if step.width == 1:
+            out = self._decode(store, q, step)
+        elif max(step.past) == 0:
+            out = self._attend_fresh(store, q, new, step)
+        elif store.window is None:
+            out = self._attend_filled(store, q, step)
         else:
-            self._write(store, new, step)
-            if step.width == 1:
-                out = self._decode(store, q, step)
-            elif max(step.past) == 0:
-                out = self._attend_fresh(store, q, new, step)
-            else:
-                out = self._attend_filled(store, q, step)
+            out = self._attend_ring(store, q, new, step)
         self._leave(step)
         return out
 
@@ -124,13 +118,7 @@ class KVCache:
         Shapes, order of layers and errors as in `attend`.
         """
         self._check(layer, {"k": k, "v": v})
-        step = self._enter(layer, k.shape[2], k.device)
-        store, new = self._stores[layer], self._encode({"k": k, "v": v})
-        store.reserve(max(step.total), new["k"].dtype, k.device)
-        if step.width > 1 and store.window is not None and max(step.past) > 0:
-            self._stage(store, new, step)
-        else:
-            self._write(store, new, step)
+        step, _, _ = self._enter(layer, k, v)
         self._leave(step)
 
     def commit(self) -> None:
@@ -184,18 +172,29 @@ class KVCache:
         self._seen = self._highest = (0,) * self.batch_size
         self._step = None
 
-    def _enter(self, layer: int, tokens: int, device: torch.device) -> Step:
-        """The step that this layer is the next of; a new one when none was announced or the last was interrupted."""
-        if self._step is None or (layer == 0 and self._step.next_layer > 0):
-            self.begin(tokens, device=device)
-            self._step.announced = False
-        step = self._step
+    def _enter(self, layer: int, k: Tensor, v: Tensor) -> tuple[Step, ContiguousStore, dict[str, Tensor]]:
+        """Store what a layer got: its step, its store, and the new entries as they are stored.
+
+        The first layer opens a step of its own when none was announced, or when the last one was interrupted.
+        """
+        tokens, step = k.shape[2], self._step
+        if step is None or (layer == 0 and not (step.announced and step.next_layer == 0)):
+            self.begin(tokens, device=k.device)
+            step = self._step
+            step.announced = False
         if layer != step.next_layer or tokens != step.width:
             raise InputError(
                 f"layer {layer} with {tokens} tokens: expected layer {step.next_layer} with {step.width} tokens; "
                 "call each layer once, in order, with the tokens announced to begin()"
             )
-        return step
+        store, new = self._stores[layer], self._encode({"k": k, "v": v})
+        store.reserve(max(step.total), new["k"].dtype, k.device)
+        if step.width > 1 and store.window is not None and max(step.past) > 0:
+            # Into a ring only at the commit: these queries, and a step after an interruption, need what is there.
+            step.staged.append((store, {name: x[:, :, -store.slots :].clone() for name, x in new.items()}))
+        else:
+            self._write(store, new, step)
+        return step, store, new
 
     def _leave(self, step: Step) -> None:
         step.next_layer += 1
@@ -224,12 +223,6 @@ class KVCache:
                 for highest, past, total in zip(self._highest, step.past, step.total, strict=True)
             )
 
-    def _stage(self, store: ContiguousStore, new: dict[str, Tensor], step: Step) -> None:
-        """Hold back what goes into a ring until the commit: an interrupted step then overwrites nothing."""
-        step.staged.append(
-            (store, {name: values[:, :, -store.slots :].clone() for name, values in new.items()})
-        )
-
     def _decode(self, store: ContiguousStore, q: Tensor, step: Step) -> Tensor:
         """One query per row over everything in the window: the fused kernel."""
         if ("decode", store.window) not in step.shared:
@@ -255,12 +248,11 @@ class KVCache:
         return attention(q, k, v, self._mask(step, torch.arange(keys, device=q.device)[None], None))
 
     def _attend_ring(self, store: ContiguousStore, q: Tensor, new: dict[str, Tensor], step: Step) -> Tensor:
-        """A chunk of queries over what the window still holds and the chunk itself, before the ring is written."""
+        """A chunk of queries over what the window still holds and the chunk itself, which is not in the ring yet."""
         old = min(store.window - 1, max(step.past))
         past = torch.tensor(step.past, device=q.device)
-        before = (
-            past[:, None] - old + torch.arange(old, device=q.device)
-        )  # (batch, old), negative: nothing there
+        # (batch, old); negative where a row has no such token
+        before = past[:, None] - old + torch.arange(old, device=q.device)
         k, v = (torch.cat((store.gather(name, before), new[name]), dim=2).to(q.dtype) for name in ("k", "v"))
         return attention(q, k, v, self._mask(step, torch.cat((before, step.positions), dim=1), store.window))
 

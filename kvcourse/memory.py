@@ -236,17 +236,9 @@ def _rounding(plan: Any) -> Callable[[Field, int], int]:
         return lambda field, tokens: -(-field.entries(tokens) // plan.block_size) * plan.block_size
     from kvcourse.storage.contiguous import capacity_for
 
-    def slots(field: Field, tokens: int) -> int:
-        entries = tokens // field.stride
-        held = capacity_for(entries, field.window, plan.block_size, plan.capacity)
-        if held < entries and (field.window is None or held < field.window + plan.block_size):
-            raise InputError(
-                f"{tokens} tokens do not fit: the plan fixes capacity={plan.capacity}; "
-                "give a larger capacity, or None to grow on demand"
-            )
-        return held
-
-    return slots
+    return lambda field, tokens: capacity_for(
+        tokens // field.stride, field.window, plan.block_size, plan.capacity
+    )
 
 
 def _last(holds: Callable[[int], bool], plan: Any) -> int | None:

@@ -1,11 +1,13 @@
 """A forward that raises midway (out of memory, Ctrl-C) leaves the cache as it was."""
 
 import pytest
+import torch
 from oracles import left_padded
 from strategies import CACHE_VARIANTS
 from tiny_models import check_next, model_named, new_cache, tokens
 
 import kvcourse as kv
+from kvcourse.errors import InputError
 
 
 class InterruptionError(Exception):
@@ -86,3 +88,15 @@ class TestInterruptedForward:
         assert cache.seen == (5, 1)
         check_next(model, cache, rows, tokens(2, 2))
         check_next(model, cache, rows, ids, mask)
+
+
+def test_a_refused_first_layer_does_not_bind_the_next_step():
+    """attend alone, without begin: tokens that did not fit say nothing about how many come next."""
+    config = model_named("gqa").config
+    cache = kv.KVCache(config, kv.Plan(capacity=4))
+    shape = lambda heads, n: torch.randn(1, heads, n, config.head_dim)  # noqa: E731
+    with pytest.raises(InputError, match="5 tokens do not fit"):
+        cache.attend(0, shape(config.num_heads, 5), *[shape(config.num_kv_heads, 5)] * 2)
+    for layer in range(config.num_layers):
+        cache.attend(layer, shape(config.num_heads, 2), *[shape(config.num_kv_heads, 2)] * 2)
+    assert cache.seen == (2,)

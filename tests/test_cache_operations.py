@@ -16,6 +16,26 @@ def model(request):
     return model_named(request.param)
 
 
+class TestInferenceMode:
+    """torch forbids writing a tensor of inference mode outside of it; a cache may be used on both sides."""
+
+    def test_filled_inside_and_continued_outside(self, model):
+        cache, history = new_cache(model), []
+        with torch.inference_mode():
+            check_next(model, cache, [history], tokens(1, 5))
+        check_next(model, cache, [history], tokens(1, 3, seed=1))
+        with torch.inference_mode():
+            check_next(model, cache, [history], tokens(1, 40, seed=2))
+        check_next(model, cache, [history], tokens(1, 1, seed=3))
+
+    def test_forked_inside(self, model):
+        cache, history = new_cache(model), []
+        check_next(model, cache, [history], tokens(1, 5))
+        with torch.inference_mode():
+            other = cache.fork()
+        check_next(model, other, [history], tokens(1, 1, seed=1))
+
+
 class TestCrop:
     @pytest.mark.parametrize("keep", [1, 7, 11, 12])
     def test_keep_the_first(self, keep):

@@ -18,13 +18,20 @@ def capacity_for(
 
     The one place where growth is decided: `block_size` slots, doubled until they suffice; never more than
     window + block_size in a sliding layer; `fixed` slots from the first token on when that is given.
+    Errors: InputError for more tokens than `fixed` slots hold; a whole ring holds any number.
     """
     if tokens == 0:
         return 0
     slots = block_size if fixed is None else fixed
     while fixed is None and slots < tokens:
         slots *= 2
-    return slots if window is None else min(slots, window + block_size)
+    ring = None if window is None else window + block_size
+    if slots < tokens and (ring is None or slots < ring):
+        raise InputError(
+            f"{tokens} tokens do not fit: the plan fixes capacity={fixed}; "
+            "give a larger capacity, or None to grow on demand"
+        )
+    return slots if ring is None else min(slots, ring)
 
 
 class ContiguousStore:
@@ -49,21 +56,23 @@ class ContiguousStore:
         return sum(array.untyped_storage().nbytes() for array in self.arrays.values())
 
     def reserve(self, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Make room for `tokens` tokens per sequence. All fields grow or none: what was written stays."""
+        """Make room for `tokens` tokens per sequence. All fields grow or none: what was written stays.
+
+        Errors: InputError for more tokens than a fixed capacity holds.
+        """
         slots = capacity_for(tokens, self.window, self.block_size, self.fixed)
-        if slots < tokens and (self.window is None or slots < self.window + self.block_size):
-            raise InputError(
-                f"{tokens} tokens do not fit: the plan fixes capacity={self.fixed}; "
-                "give a larger capacity, or None to grow on demand"
-            )
         if slots <= self.slots:
             return
         # A ring smaller than its window has never wrapped, so slots are positions here and a plain copy keeps them.
         grown = {}
         for field in self.fields:
             heads, dim = field.shape
-            # Zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN.
-            grown[field.name] = torch.zeros(self.batch_size, heads, slots, dim, dtype=dtype, device=device)
+            # Zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN. An array made
+            # in inference mode could not be written outside of it, and a cache outlives the forward that grows it.
+            with torch.inference_mode(False):
+                grown[field.name] = torch.zeros(
+                    self.batch_size, heads, slots, dim, dtype=dtype, device=device
+                )
             if self.arrays:
                 grown[field.name][:, :, : self.slots] = self.arrays[field.name]
         self.arrays, self.slots = grown, slots
@@ -82,7 +91,7 @@ class ContiguousStore:
         """Write token[i] of sequence row[i] at position[i]; each index is (entries,)."""
         slot = position % self.slots
         for name, values in new.items():
-            self.arrays[name][row, :, slot] = values[row, :, token].to(self.arrays[name].dtype)
+            self.arrays[name][row, :, slot] = values[row, :, token]
 
     def gather(self, name: str, position: Tensor) -> Tensor:
         """The entries at position (batch, entries); a negative position reads a slot that the caller masks.
@@ -97,5 +106,6 @@ class ContiguousStore:
         """A copy that shares nothing."""
         other = ContiguousStore(LayerLayout(self.fields), self.batch_size, self.block_size, self.fixed)
         other.slots = self.slots
-        other.arrays = {name: array.clone() for name, array in self.arrays.items()}
+        with torch.inference_mode(False):  # as in `reserve`
+            other.arrays = {name: array.clone() for name, array in self.arrays.items()}
         return other
