@@ -30,7 +30,7 @@ test: model
 
 lab: model
 	@$(BIN)/kvcourse start student
-	@$(BIN)/jupyter-lab student
+	@$(BIN)/jupyter-lab $$([ "$$(id -u)" = 0 ] && echo --allow-root) student  # root: in a container
 
 book: install
 	@$(BIN)/kvcourse book build
