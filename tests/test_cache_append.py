@@ -64,3 +64,31 @@ def test_a_rounded_cache_takes_the_bytes_of_its_dtype():
         model(ids, cache)
         sizes[codec] = cache.nbytes
     assert sizes["auto"] == sizes["fp64"] == 2 * sizes["fp32"] == 4 * sizes["bf16"] == 4 * sizes["fp16"]
+
+
+def test_an_interrupted_append_leaves_the_ring_as_it_was():
+    """A chunk overwrites the slots that older tokens are still read from, so it may do so only once it counts."""
+    model = kv.tiny_model(dtype=torch.float64, sliding_window=24)
+    untouched, interrupted = (kv.KVCache(model.config) for _ in range(2))
+    for cache in (untouched, interrupted):
+        for layer, (k, v) in enumerate(random_kv(model, 1, 45)):
+            cache.append(layer, k, v)
+    interrupted.append(0, *random_kv(model, 1, 33, seed=1)[0])
+    ids = torch.randint(0, 256, (1, 3), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(model(ids, interrupted), model(ids, untouched))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_caller_may_write_to_its_tensors_before_the_step_ends(window):
+    """What a ring holds back until the last layer must not be a view of the caller's keys and values."""
+    model = kv.tiny_model(dtype=torch.float64, sliding_window=window)
+    kept, spoiled = (kv.KVCache(model.config) for _ in range(2))
+    for tokens in (30, 4):
+        for layer, (k, v) in enumerate(random_kv(model, 1, tokens, seed=tokens)):
+            kept.append(layer, k, v)
+            copies = k.clone(), v.clone()
+            spoiled.append(layer, *copies)
+            for copy in copies:
+                copy.fill_(torch.nan)
+    ids = torch.randint(0, 256, (1, 3), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(model(ids, spoiled), model(ids, kept))

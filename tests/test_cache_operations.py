@@ -235,3 +235,14 @@ class TestCounters:
         cache = kv.KVCache(model.config, kv.Plan(capacity=100), batch_size=1)
         check_next(model, cache, [[]], tokens(1, 100))
         assert cache.capacity == 100
+
+    @pytest.mark.parametrize(
+        ("variant", "kept"), [("window_4", (2, 4)), ("window_then_full", (2, 9)), ("gqa", (2, 9))]
+    )
+    def test_lengths_end_at_the_window_where_no_layer_sees_more(self, variant, kept):
+        model = model_named(variant)
+        cache = new_cache(model, 2)
+        ids, mask = left_padded([[1, 2], [3, 4, 5, 6, 7, 8, 9, 10, 11]])
+        model(ids, cache=cache, attention_mask=mask)
+        assert cache.seen == (2, 9)
+        assert cache.lengths == kept
