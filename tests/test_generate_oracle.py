@@ -129,6 +129,59 @@ class TestEndOfSequence:
         absent = next(t for t in range(VOCAB) if t not in full[0].tolist())
         assert torch.equal(kv.generate(model, prompt, max_new_tokens=10, eos_token_id=absent), full)
 
+    def test_any_of_several_ids_ends_a_row_and_the_first_fills_it_up(self):
+        model, prompts = model_named("gqa"), tokens(3, 7)
+        full = kv.generate(model, prompts, max_new_tokens=20).tolist()
+        absent = next(t for t in range(VOCAB) if all(t not in row for row in full))
+        ends = [absent, full[0][2], full[1][5]]
+        stops = [next((i + 1 for i, t in enumerate(row) if t in ends), 20) for row in full]
+        assert len(set(stops)) > 1, "one row must wait for another"
+        width = max(stops)
+        expected = [row[:stop] + [absent] * (width - stop) for row, stop in zip(full, stops, strict=True)]
+        assert kv.generate(model, prompts, max_new_tokens=20, eos_token_id=ends).tolist() == expected
+
+    def test_the_ids_of_the_model_are_the_default(self):
+        def model(*ends):
+            return kv.tiny_model(vocab_size=VOCAB, dtype=torch.float64, eos_token_ids=ends)
+
+        prompt = tokens(1, 7)
+        full = kv.generate(model(), prompt, max_new_tokens=20)[0].tolist()
+        absent = next(t for t in range(VOCAB) if t not in full)
+        stop = full.index(full[4]) + 1
+        ending = model(absent, full[4])
+        assert kv.generate(ending, prompt, max_new_tokens=20)[0].tolist() == full[:stop]
+        assert kv.generate(ending, prompt, max_new_tokens=20, eos_token_id=())[0].tolist() == full
+        assert kv.generate(ending, prompt, max_new_tokens=20, eos_token_id=absent)[0].tolist() == full
+
+
+class TestRoom:
+    """Refused before the first step, and only where a token that is fed back would have no position."""
+
+    @pytest.fixture
+    def model(self):
+        return kv.tiny_model(vocab_size=VOCAB, max_position_embeddings=16)
+
+    @pytest.mark.parametrize("seen", [0, 4])
+    def test_the_last_token_needs_no_position(self, model, seen):
+        cache = kv.KVCache(model.config)
+        if seen:
+            model(tokens(1, seen), cache=cache)
+        prompt = tokens(1, 10 - seen, seed=1)
+        with pytest.raises(kv.InputError, match="17 positions"):
+            kv.generate(model, prompt, max_new_tokens=8, cache=cache)
+        assert cache.seen == (seen,)
+        assert kv.generate(model, prompt, max_new_tokens=7, cache=cache).shape == (1, 7)
+        assert cache.seen == (16,)
+
+    def test_padding_takes_none(self, model):
+        prompt = tokens(1, 10)
+        ids, mask = torch.zeros(1, 25, dtype=torch.int64), torch.zeros(1, 25, dtype=torch.int64)
+        ids[:, -10:], mask[:, -10:] = prompt, 1
+        padded = kv.generate(model, ids, max_new_tokens=7, attention_mask=mask)
+        assert torch.equal(padded, kv.generate(model, prompt, max_new_tokens=7))
+        with pytest.raises(kv.InputError, match="17 positions"):
+            kv.generate(model, ids, max_new_tokens=8, attention_mask=mask)
+
 
 class TestSampling:
     def test_a_seed_gives_the_same_tokens(self, model):
