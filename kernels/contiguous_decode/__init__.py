@@ -18,25 +18,22 @@ SMALL = 1 << 15  # key floats below which SDPA on the CPU is as fast as starting
 def contiguous_decode(q, k, v, lengths, starts=None, scale=None, backend=None):
     """Attention of one new query per row over the valid slots of a contiguous cache.
 
-    Query head h reads kv head ``h // (num_heads // num_kv_heads)``. Slots outside the valid range never reach
+    Query head h reads kv head `h // (num_heads // num_kv_heads)`. Slots outside the valid range never reach
     the result, whatever bits they hold. Strides are free: views of fused buffers need no copy.
 
-    Args:
-        q: (batch, num_heads, head_dim), the new query of each row.
-        k: (batch, num_kv_heads, capacity, head_dim), of q's dtype and device.
-        v: (batch, num_kv_heads, capacity, v_head_dim), of q's dtype and device.
-        lengths: (batch,) int32 or int64 on the CPU or q's device: the valid tokens of each row, 0 to capacity.
-        starts: (batch,) like lengths, or None (zeros). Row b reads the slots ``(starts[b] + i) % capacity``,
-            i < lengths[b], so a ring buffer (sliding window) needs no reordering.
-        scale: factor of the scores; None is ``head_dim ** -0.5``.
-        backend: "reference", "torch", "cpu" (numba) or "triton"; None chooses, see ``choose_backend``.
+    q: (batch, num_heads, head_dim), the new query of each row.
+    k: (batch, num_kv_heads, capacity, head_dim), of q's dtype and device.
+    v: (batch, num_kv_heads, capacity, v_head_dim), of q's dtype and device.
+    lengths: (batch,) int32 or int64 on the CPU or q's device: the valid tokens of each row, 0 to capacity.
+    starts: (batch,) like lengths, or None (zeros). Row b reads the slots `(starts[b] + i) % capacity`,
+        i < lengths[b], so a ring buffer (sliding window) needs no reordering.
+    scale: factor of the scores; None is `head_dim ** -0.5`.
+    backend: "reference", "torch", "cpu" (numba) or "triton"; None chooses, see `choose_backend`.
 
-    Returns:
-        (batch, num_heads, v_head_dim) in q.dtype; zeros for a row of length 0.
+    Returns (batch, num_heads, v_head_dim) in q.dtype; zeros for a row of length 0.
 
-    Raises:
-        ValueError: shapes, types or devices do not fit, a length is outside 0 to capacity, or the backend is
-            unknown or not usable here.
+    Errors: ValueError when shapes, types or devices do not fit, a length on the CPU is outside 0 to capacity
+    (lengths on a GPU are not read back to be checked), or the backend is unknown or not usable here.
     """
     check_arguments(q, k, v, lengths, starts)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -53,7 +50,7 @@ def contiguous_decode(q, k, v, lengths, starts=None, scale=None, backend=None):
 
 
 def choose_backend(q, k, v, lengths):
-    """The name of the fastest backend for these arguments of ``contiguous_decode``.
+    """The name of the fastest backend for these arguments of `contiguous_decode`.
 
     "triton" on a GPU; "cpu" for float32 on the CPU unless the cache is small; "torch" for other types, where numba or
     Triton is missing, and where gradients are wanted, which the kernels do not compute.

@@ -6,7 +6,7 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 def check_arguments(q, k, v, lengths, starts):
-    """Raises ValueError, saying what to do, unless the arguments of ``contiguous_decode`` fit together."""
+    """Errors: ValueError, saying what to do, unless the arguments of `contiguous_decode` fit together."""
     if q.dim() != 3 or k.dim() != 4 or v.dim() != 4:
         raise ValueError(
             f"q, k, v have {q.dim()}, {k.dim()}, {v.dim()} dimensions: pass q as (batch, num_heads, head_dim) "
@@ -43,7 +43,7 @@ def check_arguments(q, k, v, lengths, starts):
 
 
 def _check_counts(name, counts, q):
-    """Raises ValueError unless ``counts`` is one integer per row of q, on the CPU or q's device."""
+    """Errors: ValueError unless `counts` is one integer per row of q, on the CPU or q's device."""
     if counts.shape != q.shape[:1] or counts.dtype not in INTEGERS:
         raise ValueError(
             f"{name} is {counts.dtype} {tuple(counts.shape)}: pass int32 or int64 of shape ({q.shape[0]},)"

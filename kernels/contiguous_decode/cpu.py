@@ -32,12 +32,10 @@ Q, K, V, ROWS = 9, 13, 17, 21
 
 
 def attend_cpu(q, k, v, lengths, starts, scale):
-    """The operation of ``reference.attend_reference`` (same arguments) for float32 on the CPU.
+    """The operation of `attend_reference` (same arguments) for float32 on the CPU.
 
     Fastest where the last dimension of k and v is contiguous; other strides cost a copy.
-
-    Returns:
-        (batch, num_heads, v_head_dim) float32.
+    Returns (batch, num_heads, v_head_dim) float32.
     """
     batch, num_heads, head_dim = q.shape
     _, num_kv_heads, capacity, v_head_dim = v.shape
@@ -68,13 +66,8 @@ def attend_cpu(q, k, v, lengths, starts, scale):
 def build_worker(group, head_dim, v_head_dim):
     """Compiles the worker for one shape, about a second; later processes read it from numba's cache on disk.
 
-    Args:
-        group: query heads per kv head.
-        head_dim: floats of a query and a key.
-        v_head_dim: floats of a value.
-
-    Returns:
-        A numba cfunc, ``void (int64)``, that takes the address of a job and works until no task of it is left.
+    group: query heads per kv head. head_dim: floats of a query and a key. v_head_dim: floats of a value.
+    Returns a numba cfunc, `void (int64)`, that takes the address of a job and works until no task of it is left.
     """
     passes = -(-group * len(vectors.chunks(max(head_dim, v_head_dim))) // REGISTERS)
     some = -(-group // passes)  # query heads of a pass

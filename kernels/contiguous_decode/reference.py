@@ -8,17 +8,15 @@ def attend_reference(q, k, v, lengths, starts=None, scale=None):
 
     Computes in float64 where the input is float64 and in float32 otherwise.
 
-    Args:
-        q: (batch, num_heads, head_dim), the new query of each row.
-        k: (batch, num_kv_heads, capacity, head_dim).
-        v: (batch, num_kv_heads, capacity, v_head_dim).
-        lengths: (batch,) integers, valid tokens of each row.
-        starts: (batch,) integers or None (zeros); row b reads slots ``(starts[b] + i) % capacity``, i < lengths[b].
-        scale: factor of the scores; None is ``head_dim ** -0.5``.
+    q: (batch, num_heads, head_dim), the new query of each row.
+    k: (batch, num_kv_heads, capacity, head_dim).
+    v: (batch, num_kv_heads, capacity, v_head_dim).
+    lengths: (batch,) integers, valid tokens of each row.
+    starts: (batch,) integers or None (zeros); row b reads slots `(starts[b] + i) % capacity`, i < lengths[b].
+    scale: factor of the scores; None is `head_dim ** -0.5`.
 
-    Returns:
-        out (batch, num_heads, v_head_dim) and lse (batch, num_heads), the natural logarithm of the summed
-        exponentials, both in the computing type. A row of length 0 gives zeros and -inf.
+    Returns out (batch, num_heads, v_head_dim) and lse (batch, num_heads), the natural logarithm of the summed
+    exponentials, both in the computing type. A row of length 0 gives zeros and -inf.
     """
     batch, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k.shape[1], k.shape[2]
@@ -49,12 +47,7 @@ def merge_states(out_a, lse_a, out_b, lse_b):
     and the state of no tokens, (0, -inf), is its neutral element; +inf is read as no tokens too, because
     FlashAttention-2 reports an empty row so. Source: "FlashInfer" (arXiv 2501.01005), section 2.2.
 
-    Args:
-        out_a, out_b: (..., v_head_dim).
-        lse_a, lse_b: (...), natural logarithms.
-
-    Returns:
-        out (..., v_head_dim) and lse (...).
+    out_a, out_b: (…, v_head_dim). lse_a, lse_b: (…), natural logarithms. Returns out (…, v_head_dim) and lse (…).
     """
     lse_a = torch.where(lse_a == torch.inf, -torch.inf, lse_a)
     lse_b = torch.where(lse_b == torch.inf, -torch.inf, lse_b)

@@ -5,14 +5,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def attend_sdpa(q, k, v, lengths, starts, scale):
-    """The operation of ``reference.attend_reference`` (same arguments) for any device and floating type.
+    """The operation of `attend_reference` (same arguments) for any device and floating type.
 
     The query heads that share a kv head become rows of one query matrix, so K and V are neither repeated nor
     read twice. Rows of equal start and length go in one call; others one by one, each on exactly its slots.
     There is never a mask: a masked slot is still read, and a NaN left in it would reach the result.
 
-    Returns:
-        (batch, num_heads, v_head_dim) in q.dtype.
+    Returns (batch, num_heads, v_head_dim) in q.dtype.
     """
     num_kv_heads, capacity = k.shape[1], k.shape[2]
     query = q.unflatten(1, (num_kv_heads, -1))  # (batch, num_kv_heads, group, head_dim)
@@ -28,7 +27,7 @@ def attend_sdpa(q, k, v, lengths, starts, scale):
 
 
 def _attend_slots(query, k, v, start, length, scale):
-    """Attention of (rows, num_kv_heads, group, head_dim) over ``length`` slots of the ring from ``start``."""
+    """Attention of (rows, num_kv_heads, group, head_dim) over `length` slots of the ring from `start`."""
     capacity = k.shape[2]
     if length == 0:
         return query.new_zeros(*query.shape[:3], v.shape[-1])

@@ -10,16 +10,13 @@ import torch
 
 
 def run_workers(worker, address, num_threads):
-    """Calls ``worker(address)`` once on each of at most ``num_threads`` threads and waits for all of them.
+    """Calls `worker(address)` once on each of at most `num_threads` threads and waits for all of them.
 
     The worker takes tasks from a counter of its own, so it does not matter how many threads start. On Linux they are
     the OpenMP threads that torch just used, still awake; elsewhere Python threads (ctypes releases the GIL). Safe to
     call from several Python threads at once.
 
-    Args:
-        worker: ctypes function pointer, ``void (*)(void *)``.
-        address: integer, the address passed to it.
-        num_threads: at least 1.
+    worker: ctypes function pointer, `void (*)(void *)`. address: integer, passed to it. num_threads: at least 1.
     """
     if num_threads == 1:
         worker(address)

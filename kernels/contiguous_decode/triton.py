@@ -137,17 +137,15 @@ def runs_on(device):
 
 
 def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_splits=None):
-    """The operation of ``reference.attend_reference`` (same arguments) for float32, float16 and bfloat16 on a GPU.
+    """The operation of `attend_reference` (same arguments) for float32, float16 and bfloat16 on a GPU.
 
     Sums are float32. Lengths on the GPU are not read back, so they are not checked: one above the capacity counts as
     the capacity.
 
-    Args:
-        input_precision: of float32 products, "ieee" or "tf32"; None follows torch.backends.cuda.matmul.
-        num_splits: programs that share the tokens of a (row, kv head); None fills the GPU.
+    input_precision: of float32 products, "ieee" or "tf32"; None follows torch.backends.cuda.matmul.
+    num_splits: programs that share the tokens of a (row, kv head); None fills the GPU.
 
-    Returns:
-        (batch, num_heads, v_head_dim) in q.dtype.
+    Returns (batch, num_heads, v_head_dim) in q.dtype.
     """
     batch, num_heads, head_dim = q.shape
     _, num_kv_heads, capacity, v_head_dim = v.shape
@@ -187,7 +185,7 @@ def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_spl
 def choose_blocks(group, head_dim, v_head_dim, itemsize, aligned=True):
     """Block sizes (powers of two) and launch options whose tiles stay in registers and shared memory.
 
-    ``aligned``: the last dimension of k and v is contiguous and their other strides are multiples of 16 elements.
+    aligned: the last dimension of k and v is contiguous and their other strides are multiples of 16 elements.
     If not, each number has an address of its own, which costs registers.
     """
     block_h = 1 if group == 1 else min(MAX_HEADS, max(16, triton.next_power_of_2(group)))
@@ -200,7 +198,7 @@ def choose_blocks(group, head_dim, v_head_dim, itemsize, aligned=True):
 
 
 def choose_splits(pairs, capacity, block_n, num_splits=None):
-    """(tokens of a split, number of splits) that fill a GPU from ``pairs`` (row, kv head) pairs, in whole blocks."""
+    """(tokens of a split, number of splits) that fill a GPU from `pairs` (row, kv head) pairs, in whole blocks."""
     most = max(1, -(-capacity // (2 * block_n)))
     wanted = num_splits or min(most, max(1, PROGRAMS // pairs))
     chunk = max(1, -(-capacity // (wanted * block_n))) * block_n
@@ -210,9 +208,7 @@ def choose_splits(pairs, capacity, block_n, num_splits=None):
 def bytes_moved(lengths, num_heads, num_kv_heads, head_dim, v_head_dim, itemsize):
     """The fewest bytes that the operation can load: each valid key and value once, each query once.
 
-    Args:
-        lengths: valid tokens of each row, integers.
-        itemsize: bytes of a number.
+    lengths: valid tokens of each row, integers. itemsize: bytes of a number.
     """
     tokens = sum(lengths) * num_kv_heads * (head_dim + v_head_dim)
     return (tokens + len(lengths) * num_heads * head_dim) * itemsize

@@ -26,12 +26,12 @@ ROUND = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer i
 
 
 def pad(size):
-    """The floats of the vectors that cover ``size`` floats."""
+    """The floats of the vectors that cover `size` floats."""
     return -(-size // LANES) * LANES
 
 
 def chunks(size):
-    """(first, lanes) of each vector that covers ``size`` floats."""
+    """(first, lanes) of each vector that covers `size` floats."""
     return [(first, min(LANES, size - first)) for first in range(0, size, LANES)]
 
 
@@ -59,7 +59,7 @@ def _pointer(builder, address, floats, kind):
 
 
 def _load(builder, address, floats=0, lanes=LANES):
-    """The vector ``floats`` after the address; lanes that are not asked for are zero and not read."""
+    """The vector `floats` after the address; lanes that are not asked for are zero and not read."""
     pointer = _pointer(builder, address, floats, VECTOR)
     if lanes == LANES:
         return builder.load(pointer, align=4)
@@ -74,7 +74,7 @@ def _store(builder, value, address, floats=0):
 
 
 def _halve(builder, a, b, tokens):
-    """Adds neighbouring halves: a and b hold partial sums of ``tokens`` tokens each, the result of twice as many."""
+    """Adds neighbouring halves: a and b hold partial sums of `tokens` tokens each, the result of twice as many."""
     width = LANES // tokens
     low = [token * width + lane for token in range(tokens) for lane in range(width // 2)]
     high = [lane + width // 2 for lane in low]
@@ -95,10 +95,10 @@ def _sum(builder, vector):
 
 @intrinsic(prefer_literal=True)
 def score_tile(typingctx, k, stride, count, q, out, out_stride, heads, head_dim):
-    """Scores of one tile of tokens for ``heads`` query heads, -inf from the token ``count`` on (which is not read).
+    """Scores of one tile of tokens for `heads` query heads, -inf from the token `count` on (which is not read).
 
-    Addresses k (LANES tokens, ``stride`` bytes apart), q (heads, pad(head_dim)) and out (heads, LANES; heads are
-    ``out_stride`` floats apart). Each token's products stay spread over a vector until a tree of shuffles sums all of
+    Addresses k (LANES tokens, `stride` bytes apart), q (heads, pad(head_dim)) and out (heads, LANES; heads are
+    `out_stride` floats apart). Each token's products stay spread over a vector until a tree of shuffles sums all of
     them at once, which costs a few instructions a token where a sum on its own costs ten.
     """
     num_heads, dim = heads.literal_value, head_dim.literal_value
@@ -141,7 +141,7 @@ def score_tile(typingctx, k, stride, count, q, out, out_stride, heads, head_dim)
 
 @intrinsic(prefer_literal=True)
 def max_of(typingctx, x, size):
-    """The largest of ``size`` floats (whole vectors) at address x."""
+    """The largest of `size` floats (whole vectors) at address x."""
     vectors = size.literal_value // LANES
 
     def generate(context, builder, signature, args):
@@ -155,7 +155,7 @@ def max_of(typingctx, x, size):
 
 @intrinsic(prefer_literal=True)
 def exp2_of(typingctx, x, top, size):
-    """Replaces ``size`` floats (whole vectors) at address x by 2**(x - top); returns their sum.
+    """Replaces `size` floats (whole vectors) at address x by 2**(x - top); returns their sum.
 
     Below 2**-126 the result is 0. NaN stays NaN.
     """
@@ -185,10 +185,10 @@ def exp2_of(typingctx, x, top, size):
 
 @intrinsic(prefer_literal=True)
 def add_values(typingctx, v, stride, count, p, p_stride, out, out_stride, heads, v_head_dim):
-    """out += p @ v over ``count`` tokens, with the sums in registers: keep heads * pad(v_head_dim) / LANES small.
+    """out += p @ v over `count` tokens, with the sums in registers: keep heads * pad(v_head_dim) / LANES small.
 
-    Addresses v (tokens ``stride`` bytes apart), p (heads, count; heads ``p_stride`` floats apart) and out (heads,
-    v_head_dim; heads ``out_stride`` floats apart).
+    Addresses v (tokens `stride` bytes apart), p (heads, count; heads `p_stride` floats apart) and out (heads,
+    v_head_dim; heads `out_stride` floats apart).
     """
     num_heads, dim = heads.literal_value, v_head_dim.literal_value
     p_gap, out_gap = p_stride.literal_value, out_stride.literal_value
