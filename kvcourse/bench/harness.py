@@ -152,7 +152,7 @@ def compare(
     clock, synchronize: seconds now, and what waits for the device. Default: `time.perf_counter`, and
         `torch.cuda.synchronize` once CUDA is in use in this process.
 
-    Raises InputError for no arms, an unknown baseline or `after`, repeats < 1 or warmup < 0.
+    Errors: InputError for no arms, an unknown baseline or `after`, repeats < 1 or warmup < 0.
     """
     after = dict(after or {})
     baseline = _check(arms, after, baseline, repeats, warmup)

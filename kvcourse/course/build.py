@@ -43,7 +43,7 @@ def build_book(
     The notebooks appear as student copies unless `solutions`, so that neither the pages nor the download button
     hold an answer. `offline` True needs the browser assets, False takes them from a CDN, None tries offline
     first. `executed` is a folder with the project's paths to take the notebooks from, as they were run on this
-    machine; None takes the stored outputs. Raises InputError if Sphinx warns about anything or the pages are not
+    machine; None takes the stored outputs. Errors: InputError if Sphinx warns about anything or the pages are not
     the ones of the manifest.
     """
     edition = "instructor" if solutions else "student"

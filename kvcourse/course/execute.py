@@ -34,7 +34,7 @@ def is_current(executed: Path, path: Path) -> bool:
 def execute_file(path: Path, target: Path | None = None) -> float:
     """Execute one notebook and write it to `target`, by default back. Returns the seconds it took.
 
-    Written whole and only if every cell ran. Raises InputError if a cell fails (a cell tagged `raises-exception`
+    Written whole and only if every cell ran. Errors: InputError if a cell fails (a cell tagged `raises-exception`
     may): the target is then as it was.
     """
     notebook = read_notebook(path)

@@ -25,7 +25,7 @@ class Names:
 
 
 def names_of(source: str) -> Names:
-    """The names of a cell's source; every word in the line of a magic counts as read. Raises SyntaxError."""
+    """The names of a cell's source; every word in the line of a magic counts as read. Errors: SyntaxError."""
     names = Names()
     tree = parse(source)
     for line in _magics(source):
@@ -41,7 +41,7 @@ def names_of(source: str) -> Names:
 
 
 def parse(source: str) -> ast.Module:
-    """The syntax tree of a cell, with `pass` for each line that is a magic. Raises SyntaxError."""
+    """The syntax tree of a cell, with `pass` for each line that is a magic. Errors: SyntaxError."""
     return ast.parse(_MAGIC.sub(r"\1pass", source) if _magics(source) else source)
 
 

@@ -21,7 +21,7 @@ def place_notebooks(manifest: Manifest, folder: Path, refresh: bool = False) -> 
     """Write the student copy of each chapter into `folder`; a file that exists is left alone.
 
     With `refresh`, a chapter whose cells changed since the learner's copy was made is written beside it, as
-    `NAME.RELEASE.ipynb`, where RELEASE is the start of the hash of the course's cells. Raises InputError if
+    `NAME.RELEASE.ipynb`, where RELEASE is the start of the hash of the course's cells. Errors: InputError if
     `folder` is a file, or the folder of the course's own notebooks.
     """
     if folder.exists() and not folder.is_dir():

@@ -25,9 +25,8 @@ def write_source(
     """Write the source tree of the book into `folder`, with the paths that the project has. Returns its files.
 
     Notebooks are student copies unless `solutions`. `api` adds a page a public module, for builders that read
-    docstrings. `vendor` holds browser assets to copy in; `notebooks` is
-    where to take the notebooks from instead of the project. A file is written only if its content changed, so
-    that an incremental build stays one.
+    docstrings. `vendor` holds browser assets to copy in; `notebooks` is where to take the notebooks from instead
+    of the project. A file is written only if its content changed, so that an incremental build stays one.
     """
     wanted: dict[Path, bytes] = {}
     for page in (manifest.landing, *(page.file for page in manifest.pages)):
@@ -58,7 +57,7 @@ def write_source(
 
 
 def fill(text: str, manifest: Manifest, page: str, api: bool) -> str:
-    """Replace each line `% kvcourse: NAME` by its generated part. Raises InputError for an unknown name."""
+    """Replace each line `% kvcourse: NAME` by its generated part. Errors: InputError for an unknown name."""
     lines = []
     for line in text.splitlines():
         if line.startswith(MARK):

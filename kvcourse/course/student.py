@@ -26,7 +26,7 @@ def student_copy(notebook: dict, keep_widgets: bool = False) -> dict:
     with the hint: what follows BEGIN SOLUTION on its line, else `metadata.kvcourse.hint` of the cell. Cells
     tagged `solution` or `hidden-test` go. Outputs go where a cell is an exercise, holds a solution, or uses
     (directly or through other cells) a name that such a cell defines or an object it changes. Widget state
-    goes too; with `keep_widgets` (the book) what the remaining outputs show stays. Raises InputError for
+    goes too; with `keep_widgets` (the book) what the remaining outputs show stays. Errors: InputError for
     unbalanced markers and for a stub that is not valid Python.
     """
     student = copy.deepcopy(notebook)

@@ -66,7 +66,7 @@ def vendor_folder() -> Path:
 def fetch() -> Path:
     """The vendor folder, filled through npm if it is not there yet (6 MB).
 
-    Raises InputError if npm is missing, cannot reach its registry, or delivers something else than expected.
+    Errors: InputError if npm is missing, cannot reach its registry, or delivers something else than expected.
     """
     target = vendor_folder()
     if target.is_dir():

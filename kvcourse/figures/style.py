@@ -169,7 +169,7 @@ def show(fig, alt: str) -> None:
 
     alt: what the figure says, for those who cannot see it. It is stored in the output, where the book finds
     it (kvcourse.figures.alt_text), and as the plain text of the output; so leave measured numbers out of it.
-    Raises InputError when it is empty.
+    Errors: InputError when it is empty.
     """
     from IPython.display import display
 

@@ -22,9 +22,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
     The weights are stored as float32: the values of Q4_1 (a 4-bit code times a float16 scale plus a float16
     minimum) are not exact in bfloat16.
-
-    Raises:
-        OSError: a file could not be written.
+    Errors: OSError when a file could not be written.
     """
     with tqdm(total=4, desc="loading transformers", bar_format=_BAR, file=sys.stderr, disable=None) as bar:
         import torch

