@@ -151,7 +151,7 @@ def _run_sphinx(work: Path, out: Path) -> None:
     doctrees = work / "doctrees"
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going"]
     command += ["-d", str(doctrees), "-w", str(warnings), str(work / "source"), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode == 0:
         return
     # Sphinx would stay quiet about these pages next time, since it reads only what changed.

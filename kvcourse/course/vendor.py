@@ -90,7 +90,9 @@ def fetch() -> Path:
 def _download(npm: str, package: Package, folder: Path) -> Path:
     command = [npm, "pack", "--silent", package.spec]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT
+        )
     except subprocess.TimeoutExpired as error:
         raise InputError(f"npm pack {package.spec} took over {_TIMEOUT} s") from error
     if done.returncode:
