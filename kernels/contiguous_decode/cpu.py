@@ -73,6 +73,7 @@ def build_worker(group, head_dim, v_head_dim):
     some = -(-group // passes)  # query heads of a pass
     full, rest = divmod(group, some)
     q_pad, v_pad = pad(head_dim), pad(v_head_dim)
+    query_pass, score_pass, sum_pass = 4 * some * q_pad, 4 * some * BLOCK, 4 * some * v_pad  # bytes
     # Numba's cache on disk looks at the code and constants of this function only. This constant stands for the
     # functions it calls, and for the name under which this module was imported, which the cached code refers to.
     sources = Path(vectors.__file__).read_bytes() + Path(__file__).read_bytes()
@@ -108,54 +109,26 @@ def build_worker(group, head_dim, v_head_dim):
                     tile_at = keys_at + (slot + min(token, count - 1)) * key_bytes
                     for g in range(full):
                         score_tile(
-                            tile_at,
-                            key_bytes,
-                            count - token,
-                            query_at + 4 * g * some * q_pad,
-                            scores_at + 4 * (g * some * BLOCK + token),
-                            BLOCK,
-                            some,
-                            head_dim,
-                        )
+                            tile_at, key_bytes, count - token, query_at + g * query_pass,
+                            scores_at + 4 * token + g * score_pass, BLOCK, some, head_dim,
+                        )  # fmt: skip
                     if rest:
                         score_tile(
-                            tile_at,
-                            key_bytes,
-                            count - token,
-                            query_at + 4 * full * some * q_pad,
-                            scores_at + 4 * (full * some * BLOCK + token),
-                            BLOCK,
-                            rest,
-                            head_dim,
-                        )
+                            tile_at, key_bytes, count - token, query_at + full * query_pass,
+                            scores_at + 4 * token + full * score_pass, BLOCK, rest, head_dim,
+                        )  # fmt: skip
                 weigh(scores_at, sums_at, group, v_pad)
                 block_at = values_at + slot * value_bytes
                 for g in range(full):
-                    scores = scores_at + 4 * g * some * BLOCK
                     add_values(
-                        block_at,
-                        value_bytes,
-                        count,
-                        scores,
-                        BLOCK,
-                        sums_at + 4 * g * some * v_pad,
-                        v_pad,
-                        some,
-                        v_head_dim,
-                    )
+                        block_at, value_bytes, count, scores_at + g * score_pass, BLOCK,
+                        sums_at + g * sum_pass, v_pad, some, v_head_dim,
+                    )  # fmt: skip
                 if rest:
-                    scores = scores_at + 4 * full * some * BLOCK
                     add_values(
-                        block_at,
-                        value_bytes,
-                        count,
-                        scores,
-                        BLOCK,
-                        sums_at + 4 * full * some * v_pad,
-                        v_pad,
-                        rest,
-                        v_head_dim,
-                    )
+                        block_at, value_bytes, count, scores_at + full * score_pass, BLOCK,
+                        sums_at + full * sum_pass, v_pad, rest, v_head_dim,
+                    )  # fmt: skip
                 left -= count
                 slot = (slot + count) % capacity
             pair = row * num_kv_heads + head
