@@ -72,24 +72,19 @@ def _legend_above(fig, columns=1):
 
 @styled
 def work_per_token(tokens, without_cache, with_cache, ylabel="FLOPs for this token"):
-    """Work to make each next token, with and without a cache.
+    """Work to make each next token, with and without a cache, on logarithmic axes.
 
     tokens: context length at each step. without_cache, with_cache: work for that one token, in `ylabel`.
     """
     from matplotlib.ticker import EngFormatter
 
     fig, ax = style.figure(height=3.2)
-    every = max(1, len(tokens) // 8)
-    ax.plot(
-        tokens,
-        without_cache,
-        **style.line("baseline"),
-        markevery=every,
-        label="without a cache: every row again",
-    )
-    ax.plot(tokens, with_cache, **style.line("ours"), markevery=every, label="with a cache: one new row")
-    ax.set(xlabel="tokens so far", ylabel=ylabel, ylim=(0, None))
+    ax.plot(tokens, without_cache, **style.line("baseline"), label="without a cache: every row again")
+    ax.plot(tokens, with_cache, **style.line("ours"), label="with a cache: one new row")
+    _log_values(ax, [*without_cache, *with_cache])
     ax.yaxis.set_major_formatter(EngFormatter(sep=""))
+    _token_axis(ax, tokens, "tokens so far")
+    ax.set_ylabel(ylabel)
     _legend_above(fig)
     return fig
 

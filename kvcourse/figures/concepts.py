@@ -131,18 +131,18 @@ def _path(ax, spots, row):
 
 @styled
 def left_padding(short=("Hi",), long=("How", "are", "you")):
-    """A left-padded batch of two prompts, with one shared position (wrong) and one per row (right).
+    """A left-padded batch of two prompts and the token that each gets next: its position shared, or the row's own.
 
     short, long: the prompts, one string a token, `short` the shorter one.
     """
     if not 0 < len(short) < len(long):
         raise InputError(f"got {len(short)} and {len(long)} tokens; expected a short and a longer prompt")
     pads = len(long) - len(short)
-    rows = (["pad"] * pads + list(short), list(long))
-    shared = [list(range(len(long)))] * 2
-    per_row = [[None] * pads + list(range(len(short))), list(range(len(long)))]
+    rows = (["pad"] * pads + [*short, "new"], [*long, "new"])
+    per_row = [[None] * pads + list(range(len(short) + 1)), list(range(len(long) + 1))]
+    shared = [[*per_row[0][:-1], len(long)], per_row[1]]
     fig, ax = style.canvas(height=4.06)
-    _batch(ax, 3.9, "Wrong: one position for the whole column", rows, shared, pads, "✗")
+    _batch(ax, 3.9, "Wrong: one position for both new tokens", rows, shared, pads, "✗")
     _batch(ax, 1.8, "Right: each row counts its own tokens", rows, per_row, pads, "✓")
     return fig
 
@@ -158,8 +158,10 @@ def _batch(ax, top, title, rows, positions, pads, mark):
         for column, (token, number) in enumerate(zip(tokens, numbers, strict=True)):
             x = left + column * width
             pad = row == 0 and column < pads
-            wrong = mark == "✗" and row == 0 and not pad
-            box(ax, x, y, width - 0.06, cell, style.PALE if pad else style.SKY, token, dashed=pad)
+            new = column == len(tokens) - 1
+            wrong = mark == "✗" and row == 0 and new
+            color = style.PALE if pad else COLORS["q"] if new else style.SKY
+            box(ax, x, y, width - 0.06, cell, color, token, dashed=pad)
             color = style.ALERT if wrong else style.INK
             text = "–" if number is None else f"{number}, not {column - pads}" if wrong else f"{number}"
             label(ax, x + (width - 0.06) / 2, y - 0.2, text, color, bold=wrong, ha="center")

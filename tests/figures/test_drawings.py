@@ -134,10 +134,11 @@ def test_tokens_label(tokens, label):
 
 
 def test_right_positions_are_those_of_the_mask():
-    """Case C8: position = cumsum(mask) - 1 in each row."""
+    """Case C8: position = cumsum(mask) - 1 in each row, also for the new token, which the fault gives the width."""
     fig = concepts.left_padding(("x",), ("a", "b", "c"))
     drawn = [t.get_text() for t in fig.axes[0].texts if t.get_text()[0] in "0123456789–"]
-    assert drawn == ["0", "1", "2, not 0", "0", "1", "2", "–", "–", "0", "0", "1", "2"]
+    long = ["0", "1", "2", "3"]
+    assert drawn == ["–", "–", "0", "3, not 1", *long, "–", "–", "0", "1", *long]
 
 
 @pytest.mark.parametrize(
