@@ -17,6 +17,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"attention_bias": True},
     "qwen3": {"qk_norm": True},
 }
+RUNNABLE = tuple(_FAMILIES)  # the model types that `ModelConfig.from_hf` reads
 
 # Kinds of rotary scaling (attention/rope.py), and the parameters that each cannot do without.
 ROPE_SCALINGS = {
@@ -213,12 +214,12 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
 
 
 def _windows(raw: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...] | None]:
-    """(sliding_window, layer_types): Qwen2 and Qwen3 carry a window that only `use_sliding_window` turns on."""
-    window = raw.get("sliding_window")
-    if raw["model_type"].startswith("qwen") and not raw.get("use_sliding_window", False):
+    """(sliding_window, layer_types). Llama has no window, whatever the file says, and Qwen's needs its switch."""
+    qwen, window = raw["model_type"].startswith("qwen"), raw.get("sliding_window")
+    if raw["model_type"] == "llama" or (qwen and not raw.get("use_sliding_window", False)):
         window = None
     types = raw.get("layer_types")
-    if types is None and window is not None and raw.get("max_window_layers") is not None:
+    if types is None and window is not None and qwen and raw.get("max_window_layers") is not None:
         first = raw["max_window_layers"]
         types = [FULL if i < first else SLIDING for i in range(raw["num_hidden_layers"])]
     if window is None:

@@ -19,7 +19,7 @@ from kvcourse.attention.config_reader import config_dict
 from kvcourse.attention.families import layout_of
 from kvcourse.attention.layout import Field
 from kvcourse.codecs.formats import CodecFormat, dtype_bytes, get_format
-from kvcourse.config import ModelConfig
+from kvcourse.config import RUNNABLE, ModelConfig
 from kvcourse.errors import InputError
 from kvcourse.units import humanize, parse_bytes, parse_tokens
 
@@ -28,7 +28,6 @@ __all__ = [
     "parameter_count", "parse_bytes", "parse_tokens", "weight_size",
 ]  # fmt: skip
 
-COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 LONGEST = 1 << 50  # tokens; a context that fits at this length is limited by something else than memory
 
 
@@ -170,10 +169,10 @@ def parameter_count(config: Any) -> int:
     """
     if not isinstance(config, ModelConfig):
         raw = config_dict(config)
-        if raw.get("model_type") not in COUNTED:
+        if raw.get("model_type") not in RUNNABLE:
             raise InputError(
                 f"cannot count the parameters of a {raw.get('model_type')!r} model (only of "
-                f"{', '.join(COUNTED)}): give weight_bytes or parameters (--weights on the command line)"
+                f"{', '.join(RUNNABLE)}): give weight_bytes or parameters (--weights on the command line)"
             )
         config = ModelConfig.from_hf(raw)
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

@@ -9,7 +9,7 @@ import transformers as hf
 from kvcourse.attention.config_reader import config_dict
 from kvcourse.attention.families import FAMILIES, layout_of
 from kvcourse.attention.known_models import KNOWN
-from kvcourse.config import ModelConfig
+from kvcourse.config import RUNNABLE, ModelConfig
 from kvcourse.errors import InputError
 
 TOKENS, WINDOW = 12, 7
@@ -181,6 +181,18 @@ def test_a_dict_a_file_a_folder_and_our_config_agree(tmp_path):
     assert layout_of(file) == layout_of(str(file)) == layout_of(tmp_path) == expected
     assert layout_of(hf.MistralConfig(**fields)) == layout_of(ModelConfig.from_hf(fields)) == expected
     assert expected[0].fields[0].shape == (2, 8)
+
+
+@pytest.mark.parametrize("switch", [True, False, None])
+@pytest.mark.parametrize("first", [0, 3, None])
+@pytest.mark.parametrize("model_type", RUNNABLE)
+def test_what_the_decoder_runs_has_the_windows_that_are_counted(model_type, first, switch):
+    """A window in a Llama config is there for nobody, as in transformers; Qwen's has a switch."""
+    fields = {"sliding_window": WINDOW, "max_window_layers": first, "use_sliding_window": switch}
+    raw = SHAPE | {"model_type": model_type} | {name: v for name, v in fields.items() if v is not None}
+    config = ModelConfig.from_hf(raw)
+    counted = [layer.fields[0].window for layer in layout_of(raw)]
+    assert [config.window(layer) for layer in range(config.num_layers)] == counted
 
 
 def test_head_dim_is_not_always_hidden_over_heads():
