@@ -114,6 +114,17 @@ def test_kl_of_known_distributions():
     assert evaluate._kl_sum(half, certain) == math.inf
 
 
+def test_kl_of_rounding_errors_is_not_negative():
+    """The second distribution is the first one rounded up, so that p (log p − log q) is below 0 everywhere."""
+    half = torch.tensor([[0.5, 0.5]], dtype=torch.float64).log()
+    above = torch.nextafter(half, torch.zeros_like(half))
+    assert float((half.exp() * (half - above)).sum()) < 0
+    assert evaluate._kl_sum(half, above) == 0
+    quarter = torch.tensor([[0.25, 0.75]], dtype=torch.float64).log()
+    known = evaluate._kl_sum(half, quarter)
+    assert evaluate._kl_sum(torch.cat((half, half)), torch.cat((above, quarter))) == known
+
+
 def test_a_coarser_cache_is_compared_with_the_full_one_position_by_position(model, ids):
     """Against two caches driven by hand in the same chunks."""
     prefill, chunk = 12, 5

@@ -74,7 +74,8 @@ def test_prompt_depends_on_its_arguments_alone(length, depth, seed):
 def test_seeds_change_key_and_filler_and_depth_changes_neither():
     first, second = (build_prompt(Bytes(), 900, 0.5, seed) for seed in (0, 1))
     assert first.key != second.key
-    assert first.context != second.context
+    fillers = [Bytes().decode(prompt.context).replace(prompt.key, "") for prompt in (first, second)]
+    assert fillers[0] != fillers[1]
     deep = build_prompt(Bytes(), 900, 1.0, 0)
     assert deep.key == first.key
     assert sorted(whole(deep)) == sorted(whole(first))
@@ -93,6 +94,15 @@ def test_depth_0_and_1_are_the_ends_of_the_filler():
     start, end = (build_prompt(Bytes(), 900, depth, 5) for depth in (0, 1))
     assert Bytes().decode(start.context[: start.position]).endswith("remember it.\n\n")
     assert Bytes().decode(end.context).endswith("Remember it.\n\n")
+
+
+def test_filler_that_holds_the_key_is_drawn_again(monkeypatch):
+    key = build_prompt(Bytes(), 600, 0.5, 0).key
+    texts = [f" {key}" * 600, "no number here. " * 600]
+    monkeypatch.setattr("kvcourse.passkey.sample_text", lambda tokens, seed: texts.pop(0))
+    text = Bytes().decode(whole(build_prompt(Bytes(), 600, 0.5, 0)))
+    assert not texts
+    assert text.count(key) == 1
 
 
 @pytest.mark.parametrize(
@@ -161,6 +171,13 @@ def test_context_comes_in_chunks_before_the_question_and_the_answer_is_greedy(mo
     assert calls == [100, 100, context - 200, len(prompt.question), *[1] * 5]
     expected = kv.generate(model, torch.tensor([whole(prompt)]), max_new_tokens=6, use_cache=False)
     assert trial.answer == Bytes().decode(expected[0].tolist()).strip()
+
+
+def test_the_cache_follows_the_plan(model):
+    with pytest.raises(InputError, match="capacity=299"):
+        evaluate.passkey(
+            model, kv.Plan(capacity=299), lengths=(300,), depths=(0.5,), seeds=(0,), tokenizer=Bytes()
+        )
 
 
 @pytest.mark.parametrize(

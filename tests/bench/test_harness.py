@@ -127,6 +127,33 @@ def test_the_device_is_waited_for_inside_the_timed_part():
     assert result["synchronous"].samples == pytest.approx((1.0,) * 3)
 
 
+def test_what_the_inputs_left_to_the_device_is_not_measured():
+    clock, queue = Clock(), []
+
+    def wait():
+        clock.spend(sum(queue))
+        queue.clear()
+
+    result = compare(
+        {"a": lambda: queue.append(3.0)}, setup=lambda: queue.append(500.0), clock=clock, synchronize=wait,
+        progress=False, repeats=3, warmup=1, min_seconds=0.0,
+    )  # fmt: skip
+    assert result["a"].samples == pytest.approx((3.0,) * 3)
+
+
+def test_calls_per_sample_follow_the_last_warm_up_round():
+    """The first one also compiles and fills caches: it would make every arm look slow."""
+    clock = Clock()
+    result = timed(clock, {"a": spending(clock, 9.0, 0.125)}, repeats=1, warmup=2, min_seconds=1.0)
+    assert result["a"].inner == 8
+
+
+def test_warm_up_counts_against_the_time_budget():
+    clock = Clock()
+    result = timed(clock, {"a": spending(clock, 1.0)}, repeats=100, warmup=4, max_seconds=8.0)
+    assert len(result["a"].samples) == 5  # 4 + 5 rounds pass 8 s
+
+
 def test_time_budget_stops_between_rounds_but_never_before_three():
     clock = Clock()
     budget = timed(clock, {"a": spending(clock, 1.0)}, repeats=100, warmup=0, max_seconds=5.0)

@@ -39,6 +39,7 @@ def test_facts_are_read(project):
         ('title = "First"', 'title = "Zeroth"', "heading is 'First', book.toml says 'Zeroth'"),
         ('"kvcourse.errors"', '"kvcourse.nothing"', "API module kvcourse.nothing: not found"),
         ('"book/references.bib"', '"book/other.bib"', "book/other.bib: no such file"),
+        ('[[part.page]]\nfile = "book/api.md"\n', "", "book/api.md: the API page is not listed in a part"),
         ("[[planned]]", "[[later]]", "unknown table [later]"),
         ("schema = 1", "schema = 9", "schema 9; this version reads schema 1"),
         ("schema = 1", "schema = ", "not valid TOML"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from kvcourse.course.notebook import dump_notebook
+from kvcourse.course.notebook import dump_notebook, release_hash
 from kvcourse.course.student import WIDGET_STATE, WIDGET_VIEW, student_copy
 from kvcourse.errors import InputError
 
@@ -69,6 +69,40 @@ def test_outputs_that_depend_on_a_solution_go_and_others_stay():
         code("print(c)"),
         code("print(b)"),
     ) == [True, False, False, False, True, True, True, False]
+
+
+def test_a_solution_without_a_tag_and_an_exercise_without_a_solution_spoil_too():
+    untagged = "### BEGIN SOLUTION\nfirst = 1\n### END SOLUTION"
+    assert outputs_left(
+        code(untagged),
+        code("first"),
+        code("second = 2", "exercise"),
+        code("second"),
+        code("'neither'"),
+    ) == [False, False, False, False, True]
+
+
+def test_a_name_that_may_keep_its_value_stays_spoiled():
+    assert outputs_left(
+        code(SOLUTION, "exercise"),
+        code("x = double(1)"),
+        code("if len('ab') > 3:\n    x = 0"),
+        code("print(x)"),
+        code("x = 0"),
+        code("print(x)"),
+    ) == [False, False, True, False, True, True]
+
+
+def test_the_copy_says_which_release_it_was_made_from():
+    """Of the whole notebook, so that another solution is another release; the hash of outputs does not carry over."""
+    copies = []
+    for answer in ("1", "2"):
+        notebook = new_notebook(cells=[code(f"### BEGIN SOLUTION\nx = {answer}\n### END SOLUTION")])
+        notebook["metadata"]["kvcourse"] = {"source_hash": "0123", "chapter": "first"}
+        facts = student_copy(notebook)["metadata"]["kvcourse"]
+        assert facts == {"chapter": "first", "edition": "student", "release": release_hash(notebook)}
+        copies.append(facts["release"])
+    assert copies[0] != copies[1]
 
 
 def test_an_object_changed_with_a_solution_is_spoiled_but_a_module_is_not():
