@@ -188,7 +188,9 @@ def test_a_dict_a_file_a_folder_and_our_config_agree(tmp_path):
 @pytest.mark.parametrize("model_type", RUNNABLE)
 def test_what_the_decoder_runs_has_the_windows_that_are_counted(model_type, first, switch):
     """A window in a Llama config is there for nobody, as in transformers; Qwen's has a switch."""
-    fields = {"sliding_window": WINDOW, "max_window_layers": first, "use_sliding_window": switch}
+    fields = {"sliding_window": WINDOW, "max_window_layers": first}
+    if model_type.startswith("qwen"):
+        fields["use_sliding_window"] = switch
     raw = SHAPE | {"model_type": model_type} | {name: v for name, v in fields.items() if v is not None}
     config = ModelConfig.from_hf(raw)
     counted = [layer.fields[0].window for layer in layout_of(raw)]
