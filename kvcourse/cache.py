@@ -72,6 +72,7 @@ class KVCache:
         """Start a step of `num_tokens` tokens per row and return their positions.
 
         attention_mask: (batch, num_tokens), 1 for tokens and 0 for padding, padding on the left; None: no padding.
+        device: of the positions, that of the keys to come.
         Returns (batch, num_tokens) int64, the position of each token in its own row, -1 for padding.
         Errors: InputError for another shape, padding that is not on the left, or a row of padding only.
         """

@@ -1,5 +1,6 @@
 """Decode tokens one by one."""
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -32,7 +33,8 @@ def generate(
     which then repeats the first of them; the model's own by default, () for none. temperature: 0 takes the most
     likely token, more samples, reproducibly with `seed`.
 
-    Returns (batch, new) int64: the new tokens only, `new` ≤ max_new_tokens.
+    Returns (batch, new) int64: the new tokens only, `new` ≤ max_new_tokens. The cache then holds all but the last of
+    them: begin the next call with it.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise InputError(f"max_new_tokens={max_new_tokens!r}: expected a whole number, 0 or more")
@@ -73,8 +75,11 @@ def _check_room(
     model: Decoder, width: int, max_new_tokens: int, cache: KVCache | None, attention_mask: Tensor | None
 ) -> None:
     """Refuse before the first step what would fail at the last one; the last new token is never fed back."""
-    longest = width if attention_mask is None else int(attention_mask.sum(-1).max())
-    needed = longest + max(max_new_tokens - 1, 0) + (0 if cache is None else max(cache.seen))
+    new = [width] if attention_mask is None else attention_mask.sum(-1).tolist()
+    past = (0,) if cache is None else cache.seen
+    # Row by row where both differ: the row that has seen most need not be the one that gets most.
+    rows = zip(past, new, strict=True) if len(past) == len(new) else itertools.product(past, new)
+    needed = max(map(sum, rows)) + max(max_new_tokens - 1, 0)
     if needed > model.config.max_position_embeddings:
         raise InputError(
             f"{needed} positions for the text and {max_new_tokens} new tokens: this model has "

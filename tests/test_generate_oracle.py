@@ -69,6 +69,18 @@ class TestGreedy:
         new = kv.generate(model, ids[:, 6:], max_new_tokens=8, cache=cache)
         assert new[0].tolist() == greedy(model, ids[0].tolist(), 8)
 
+    def test_room_is_counted_row_by_row(self):
+        """16 positions: the row that has seen most is not the one that gets most, and both fit."""
+        model = kv.tiny_model(vocab_size=VOCAB, dtype=torch.float64, max_position_embeddings=16)
+        cache = kv.KVCache(model.config, batch_size=2)
+        texts = [tokens(13).tolist(), tokens(11, seed=1).tolist()]
+        ids, mask = left_padded([texts[0][:12], texts[1][:2]])
+        model(ids, cache=cache, attention_mask=mask)
+        ids, mask = left_padded([texts[0][12:], texts[1][2:]])
+        new = kv.generate(model, ids, max_new_tokens=4, cache=cache, attention_mask=mask)
+        assert new.tolist() == [greedy(model, text, 4) for text in texts]
+        assert cache.seen == (16, 14)
+
     def test_a_second_turn(self, model):
         """Prompt, answer, next prompt, on one cache: feed what the cache lacks and get what a fresh run gets."""
         cache = kv.KVCache(model.config, kv.Plan(), batch_size=1)
