@@ -1,7 +1,5 @@
 """KVCache: a plan made real for one model."""
 
-import operator
-
 import torch
 from torch import Tensor
 
@@ -10,11 +8,14 @@ from kvcourse.attention.families import layout_of
 from kvcourse.attention.gqa import attention, causal_mask
 from kvcourse.attention.padding import positions_of, read_mask
 from kvcourse.config import ModelConfig
+from kvcourse.counts import MOST, read_count
 from kvcourse.errors import InputError
 from kvcourse.kernels import contiguous_decode
 from kvcourse.plan import Plan
 from kvcourse.step import Step
 from kvcourse.storage.contiguous import ContiguousStore
+
+MOST_ROWS = 1 << 20  # a cache keeps numbers per row in Python
 
 
 class KVCache:
@@ -32,8 +33,7 @@ class KVCache:
         plan = Plan() if plan is None else plan
         if not isinstance(plan, Plan):
             raise InputError(f"plan is a {type(plan).__name__}: expected a kvcourse.Plan")
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
+        batch_size = read_count("batch_size", batch_size, most=MOST_ROWS)
         plan.require_runnable()
         self.config, self.plan, self.batch_size = config, plan, batch_size
         self._dtype = codecs.get(plan.codec).dtype
@@ -76,14 +76,13 @@ class KVCache:
         Returns (batch, num_tokens) int64, the position of each token in its own row, -1 for padding.
         Errors: InputError for another shape, padding that is not on the left, or a row of padding only.
         """
-        if num_tokens < 1:
-            raise InputError("a step of 0 tokens: give at least one token per row")
+        num_tokens = read_count("tokens of a step", num_tokens)
         if attention_mask is None:
             new = (num_tokens,) * self.batch_size
             offsets = torch.arange(num_tokens, device=device)
             positions = torch.tensor(self._seen, device=device)[:, None] + offsets
         else:
-            valid = read_mask(attention_mask.to(device), self.batch_size, num_tokens)
+            valid = read_mask(attention_mask, self.batch_size, num_tokens, device)
             new = tuple(valid.sum(-1).tolist())
             positions = positions_of(torch.tensor(self._seen, device=device), valid)
         self._step = Step(self._seen, new, num_tokens, positions, announced=True)
@@ -143,9 +142,7 @@ class KVCache:
         Errors: InputError when a row would have to grow, or when a sliding layer has already overwritten
         what the window needs: it can go back at most `plan.block_size` tokens past a full ring.
         """
-        if isinstance(n, bool) or not hasattr(n, "__index__"):
-            raise InputError(f"crop({n!r}): expected a whole number of tokens")
-        n = operator.index(n)  # a snapshot, also of a tensor that changes later
+        n = read_count("crop: n", n, least=-MOST)  # a snapshot, also of a tensor that changes later
         kept = tuple(n if n >= 0 else max(0, length + n) for length in self._seen)
         for row, (now, then) in enumerate(zip(self._seen, kept, strict=True)):
             if then > now:
@@ -266,8 +263,12 @@ class KVCache:
 
     def _check(self, layer: int, tensors: dict[str, Tensor]) -> None:
         """Refuse tensors that do not fit, before anything is touched."""
-        if not 0 <= layer < len(self._stores):
-            raise InputError(f"layer {layer}: this cache has layers 0 to {len(self._stores) - 1}")
+        layer = read_count("layer", layer, least=0, most=len(self._stores) - 1)
+        for name, x in tensors.items():
+            if not isinstance(x, Tensor):
+                raise InputError(
+                    f"{name} is a {type(x).__name__}: expected a tensor (batch, heads, tokens, dim)"
+                )
         k = tensors["k"]
         tokens = k.shape[2] if k.dim() == 4 else "tokens"
         for name, x in tensors.items():

@@ -1,12 +1,16 @@
 """The shape of a decoder, and where it is read from."""
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kvcourse.counts import MOST, read_count
 from kvcourse.errors import InputError
+from kvcourse.paths import user_path
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -27,6 +31,11 @@ ROPE_SCALINGS = {
     "yarn": ("original_max_position_embeddings",),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
+ROPE_NUMBERS = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast",
+    "beta_slow", "attention_factor",
+)  # fmt: skip
+MOST_LAYERS = 100_000  # far above any model: a wrong number should not fill the memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +76,8 @@ class ModelConfig:
             "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
             "head_dim", "max_position_embeddings",
         ):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}={value!r}: expected a whole number of at least 1")
+            most = MOST_LAYERS if name == "num_layers" else MOST
+            object.__setattr__(self, name, read_count(name, getattr(self, name), most=most))
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
@@ -77,15 +85,19 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise InputError(f"head_dim={self.head_dim} is odd: rotary embeddings turn pairs of numbers")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise InputError(
-                f"sliding_window={self.sliding_window}: expected at least 1, or None for no window"
-            )
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise InputError(f"{name}={value!r}: expected a positive number")
+        if self.sliding_window is not None:
+            window = read_count("sliding_window (None for no window)", self.sliding_window)
+            object.__setattr__(self, "sliding_window", window)
+        self._check_ids()
         types = self.layer_types
         if types is None:
             types = (FULL if self.sliding_window is None else SLIDING,) * self.num_layers
-        types = tuple(types)
-        if len(types) != self.num_layers or set(types) - {FULL, SLIDING}:
+        types = tuple(types) if isinstance(types, (list, tuple)) else (types,)
+        if len(types) != self.num_layers or any(kind not in (FULL, SLIDING) for kind in types):
             raise InputError(
                 f"layer_types={types}: expected {self.num_layers} entries, each {FULL!r} or {SLIDING!r}"
             )
@@ -103,21 +115,37 @@ class ModelConfig:
         """Tokens that `layer` sees, or None when it sees all of them."""
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
 
+    def _check_ids(self) -> None:
+        if not isinstance(self.eos_token_ids, (list, tuple)):
+            raise InputError(f"eos_token_ids={self.eos_token_ids!r}: expected a tuple of token ids")
+        ids = tuple(read_count("eos_token_ids: id", token, least=0) for token in self.eos_token_ids)
+        object.__setattr__(self, "eos_token_ids", ids)
+        if self.bos_token_id is not None:
+            read_count("bos_token_id", self.bos_token_id, least=0)
+
     def _check_rope_scaling(self) -> None:
         scaling = self.rope_scaling
+        if scaling is None:
+            return
+        if not isinstance(scaling, Mapping):
+            raise InputError(f"rope_scaling={scaling!r}: expected None, or a dict with rope_type")
         if not scaling:
             return
         kind = scaling.get("rope_type")
-        if kind not in ROPE_SCALINGS:
+        if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
             raise InputError(f"rope_type {kind!r}: expected one of {', '.join(ROPE_SCALINGS)}, or no scaling")
         missing = [name for name in ROPE_SCALINGS[kind] if scaling.get(name) is None]
         if missing:
             raise InputError(f"rope_type {kind!r} needs {', '.join(missing)} in the model's rope scaling")
-        for name in ("short_factor", "long_factor") if kind == "longrope" else ():
-            if len(scaling[name]) != self.head_dim // 2:
-                raise InputError(
-                    f"{name} has {len(scaling[name])} entries: expected head_dim / 2 = {self.head_dim // 2}"
-                )
+        lists = ("short_factor", "long_factor") if kind == "longrope" else ()
+        for name in lists:
+            if not isinstance(scaling[name], (list, tuple)) or len(scaling[name]) != self.head_dim // 2:
+                raise InputError(f"{name}: expected a list of head_dim / 2 = {self.head_dim // 2} numbers")
+        numbers = {name: scaling[name] for name in ROPE_NUMBERS if scaling.get(name) is not None}
+        numbers |= {f"{name}[{i}]": value for name in lists for i, value in enumerate(scaling[name])}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise InputError(f"{name}={value!r} in the rope scaling: expected a positive number")
 
     @classmethod
     def from_hf(cls, config: Any) -> "ModelConfig":
@@ -127,7 +155,7 @@ class ModelConfig:
         """
         raw = read_config(config)
         kind = raw.get("model_type")
-        if kind not in _FAMILIES:
+        if not isinstance(kind, str) or kind not in _FAMILIES:
             raise InputError(
                 f"model_type {kind!r} cannot be run by this decoder: expected one of {', '.join(_FAMILIES)} "
                 "(the memory arithmetic knows many more: kvcourse memory --list)"
@@ -145,6 +173,8 @@ class ModelConfig:
                 "num_kv_heads": raw.get("num_key_value_heads") or num_heads,
                 "head_dim": raw.get("head_dim") or raw["hidden_size"] // num_heads,
             }
+        except (TypeError, ZeroDivisionError):
+            raise InputError(f"the {kind} config has sizes that are no whole numbers of at least 1") from None
         except KeyError as missing:
             raise InputError(
                 f"the {kind} config lacks {missing}: is this the model's own config.json?"
@@ -185,13 +215,13 @@ def read_config(config: Any) -> dict[str, Any]:
             f"cannot read a model config from {type(config).__name__}: "
             "expected a dict, a transformers config, or a path to config.json"
         )
-    path = Path(config).expanduser()
-    path = path / "config.json" if path.is_dir() else path
+    path = user_path(config)
+    path = path / "config.json" if os.path.isdir(path) else path
     try:
         raw = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give a config.json, or the folder that holds one") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a readable JSON file ({error})") from None
     if not isinstance(raw, dict):
         raise InputError(
@@ -202,8 +232,11 @@ def read_config(config: Any) -> dict[str, Any]:
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """(theta, scaling) from transformers v5's `rope_parameters` or the older `rope_theta`/`rope_scaling`."""
-    params = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(params.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0)
+    params = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(params, Mapping):
+        raise InputError(f"the config's rope scaling is {params!r}: expected an object with rope_type")
+    params = dict(params)
+    theta = params.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0
     kind = params.pop("rope_type", None) or params.pop("type", None) or "default"
     params.pop("type", None)
     if kind == "default":
@@ -213,15 +246,14 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     return theta, {"rope_type": kind, **params}
 
 
-def _windows(raw: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...] | None]:
+def _windows(raw: Mapping[str, Any]) -> tuple[int | None, list[str] | None]:
     """(sliding_window, layer_types). Llama has no window, whatever the file says, and Qwen's needs its switch."""
     qwen, window = raw["model_type"].startswith("qwen"), raw.get("sliding_window")
     if raw["model_type"] == "llama" or (qwen and not raw.get("use_sliding_window", False)):
         window = None
     types = raw.get("layer_types")
     if types is None and window is not None and qwen and raw.get("max_window_layers") is not None:
-        first = raw["max_window_layers"]
-        types = [FULL if i < first else SLIDING for i in range(raw["num_hidden_layers"])]
-    if window is None:
-        types = None
-    return window, None if types is None else tuple(types)
+        first = read_count("max_window_layers", raw["max_window_layers"], least=0)
+        layers = read_count("num_hidden_layers", raw["num_hidden_layers"], most=MOST_LAYERS)
+        types = [FULL if i < first else SLIDING for i in range(layers)]
+    return window, None if window is None else types

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from kvcourse.attention.padding import read_mask
 from kvcourse.cache import KVCache
+from kvcourse.counts import read_count
 from kvcourse.errors import InputError
-from kvcourse.model import Decoder
+from kvcourse.model import Decoder, check_ids
 
 
 @torch.no_grad()
@@ -36,23 +38,26 @@ def generate(
     Returns (batch, new) int64: the new tokens only, `new` ≤ max_new_tokens. The cache then holds all but the last of
     them: begin the next call with it.
     """
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise InputError(f"max_new_tokens={max_new_tokens!r}: expected a whole number, 0 or more")
-    if not 0 <= temperature < math.inf:
-        raise InputError(f"temperature={temperature}: expected 0 (greedy) or a positive number")
+    if not isinstance(model, Decoder):
+        raise InputError(f"model is a {type(model).__name__}: expected what load_model or tiny_model gives")
+    max_new_tokens = read_count("max_new_tokens", max_new_tokens, least=0)
+    if not isinstance(temperature, int | float) or not 0 <= temperature < math.inf:
+        raise InputError(f"temperature={temperature!r}: expected 0 (greedy) or a positive number")
+    if cache is not None and not isinstance(cache, KVCache):
+        raise InputError(f"cache is a {type(cache).__name__}: expected a kvcourse.KVCache or None")
     if not use_cache and cache is not None:
         raise InputError("use_cache=False with a cache: leave one of the two out")
-    if input_ids.dim() != 2:
-        raise InputError(f"input_ids has shape {tuple(input_ids.shape)}: expected (batch, tokens)")
+    check_ids(input_ids)
+    if attention_mask is not None:
+        attention_mask = read_mask(attention_mask, *input_ids.shape, model.device)
     _check_room(model, input_ids.shape[1], max_new_tokens, cache, attention_mask)
-    ends = model.config.eos_token_ids if eos_token_id is None else eos_token_id
-    ends = torch.tensor(
-        [ends] if isinstance(ends, int) else list(ends), dtype=torch.long, device=model.device
-    )
+    ends = torch.tensor(_read_ends(model, eos_token_id), dtype=torch.long, device=model.device)
     batch = input_ids.shape[0]
     if use_cache and cache is None:
         cache = KVCache(model.config, batch_size=batch)
-    generator = None if seed is None else torch.Generator(model.device).manual_seed(seed)
+    generator = (
+        None if seed is None else torch.Generator(model.device).manual_seed(read_count("seed", seed, least=0))
+    )
     text, mask = input_ids.to(model.device), attention_mask
     done = torch.zeros(batch, dtype=torch.bool, device=model.device)
     new: list[Tensor] = []
@@ -69,6 +74,13 @@ def generate(
             text = torch.cat((text, token[:, None]), dim=1)
             mask = None if mask is None else torch.cat((mask, mask.new_ones(batch, 1)), dim=1)
     return torch.stack(new, dim=1) if new else input_ids.new_zeros(batch, 0).long()
+
+
+def _read_ends(model: Decoder, eos_token_id: int | Iterable[int] | None) -> list[int]:
+    """The ids that end a row."""
+    ends = model.config.eos_token_ids if eos_token_id is None else eos_token_id
+    single = not isinstance(ends, Iterable) or getattr(ends, "ndim", 1) == 0
+    return [read_count("eos_token_id", end, least=0) for end in ([ends] if single else ends)]
 
 
 def _check_room(
@@ -90,5 +102,6 @@ def _check_room(
 def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     if temperature == 0:
         return logits.argmax(-1)
-    chances = torch.softmax(logits.float() / temperature, dim=-1)
+    logits = logits.float() - logits.float().amax(-1, keepdim=True)  # the largest is 0 at any temperature
+    chances = torch.softmax(logits.double() / temperature, dim=-1).float()
     return torch.multinomial(chances, 1, generator=generator)[:, 0]

@@ -3,6 +3,7 @@
 Module names are those of Hugging Face checkpoints without the leading "model.", so their weights load as they are.
 """
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,9 @@ from kvcourse.attention.gqa import attention, causal_mask
 from kvcourse.attention.padding import positions_of, read_mask
 from kvcourse.attention.rope import frequencies, rotate, rotations
 from kvcourse.config import ModelConfig
+from kvcourse.counts import read_count
 from kvcourse.errors import InputError
+from kvcourse.placement import read_device, read_dtype
 
 if TYPE_CHECKING:
     from kvcourse.cache import KVCache
@@ -170,24 +173,38 @@ class Decoder(nn.Module):
         """(batch, tokens), -1 for padding."""
         if attention_mask is None:
             return torch.arange(tokens, device=self.device).expand(batch, tokens)
-        valid = read_mask(attention_mask.to(self.device), batch, tokens)
+        valid = read_mask(attention_mask, batch, tokens, self.device)
         return positions_of(torch.zeros(batch, dtype=torch.long, device=self.device), valid)
 
     def _check(self, input_ids: Tensor, cache: "KVCache | None") -> None:
-        if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.is_floating_point():
-            raise InputError(
-                f"input_ids is {input_ids.dtype} of shape {tuple(input_ids.shape)}: expected integers "
-                "(batch, tokens) with at least one token"
-            )
+        check_ids(input_ids)
+        if input_ids.device != self.device:
+            raise InputError(f"input_ids is on {input_ids.device} and the model on {self.device}: move one")
         low, high = input_ids.aminmax()
         if low < 0 or high >= self.config.vocab_size:
             wrong = int(low) if low < 0 else int(high)
             raise InputError(f"token id {wrong}: expected 0 to {self.config.vocab_size - 1}")
+        if cache is not None and not hasattr(cache, "begin"):
+            raise InputError(f"cache is a {type(cache).__name__}: expected a kvcourse.KVCache or None")
         if cache is not None and cache.batch_size != input_ids.shape[0]:
             raise InputError(
                 f"input_ids has {input_ids.shape[0]} rows and the cache {cache.batch_size}: "
                 "make the cache with batch_size equal to the batch"
             )
+
+
+def check_ids(input_ids: Tensor) -> None:
+    """Raise InputError unless these are token ids (batch, tokens), int32 or int64, at least one."""
+    if not isinstance(input_ids, Tensor):
+        raise InputError(
+            f"input_ids is a {type(input_ids).__name__}: expected a tensor of integers (batch, tokens); "
+            "torch.tensor([tokens]) makes one of a list"
+        )
+    if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype not in (torch.int32, torch.int64):
+        raise InputError(
+            f"input_ids is {input_ids.dtype} of shape {tuple(input_ids.shape)}: expected int64 or int32 "
+            "(batch, tokens) with at least one token"
+        )
 
 
 def tiny_model(
@@ -205,8 +222,15 @@ def tiny_model(
 
     Norms and biases are random too, so that a test notices when one is left out.
     """
-    config.setdefault("hidden_size", num_heads * head_dim)
-    config.setdefault("intermediate_size", 2 * config["hidden_size"])
+    device, dtype = read_device("cpu" if device is None else device), read_dtype(dtype)
+    seed = read_count("seed", seed, least=0)
+    unknown = sorted(set(config) - {field.name for field in fields(ModelConfig)})
+    if unknown:
+        raise InputError(f"tiny_model has no argument {unknown[0]!r}: expected a field of ModelConfig")
+    hidden_size = config.setdefault(
+        "hidden_size", read_count("num_heads", num_heads) * read_count("head_dim", head_dim)
+    )
+    config.setdefault("intermediate_size", 2 * read_count("hidden_size", hidden_size))
     model = Decoder(
         ModelConfig(
             num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvcourse.codecs.formats import get_format
+from kvcourse.counts import read_count
 from kvcourse.errors import InputError
 
 # Every name that a plan knows, and whether this release can run it (memory.py sizes them all).
@@ -43,14 +44,13 @@ class Plan:
             ("attention", ATTENTION), ("storage", STORAGE), ("sharing", SHARING), ("eviction", EVICTION),
         ):  # fmt: skip
             value = getattr(self, axis)
-            if value not in known:
+            if not isinstance(value, str | None) or value not in known:
                 raise InputError(f"{axis}={value!r}: expected one of {', '.join(map(repr, known))}")
         get_format(self.codec)  # refuses a name that nobody knows
         for name in ("block_size", "capacity"):
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if not whole and not (name == "capacity" and value is None):
-                raise InputError(f"{name}={value!r}: expected a whole number of at least 1")
+            if name == "block_size" or value is not None:
+                object.__setattr__(self, name, read_count(name, value))
         if self.capacity is not None and self.storage != "contiguous":
             raise InputError(
                 f"capacity={self.capacity} with storage={self.storage!r}: only contiguous storage has a "

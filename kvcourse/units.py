@@ -6,6 +6,7 @@ from fractions import Fraction
 from kvcourse.errors import InputError
 
 _NUMBER = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
+_DIGITS = 30  # more than any size needs, and few enough for float arithmetic on it
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20}
 _DECIMAL = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _BYTES = {"": 1, "b": 1} | {
@@ -60,6 +61,8 @@ def _parse(text: int | str, units: dict[str, int], what: str, examples: str) -> 
     match = _NUMBER.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None or match[2].lower() not in units:
         raise InputError(f"{text!r} is not {what}: expected {examples}")
+    if len(match[1]) > _DIGITS:
+        raise InputError(f"{text[:_DIGITS]}… is far too large: expected {examples}")
     exact = Fraction(match[1].replace(",", "").replace("_", "")) * units[match[2].lower()]
     if exact.denominator != 1:
         raise InputError(f"{text!r} is not a whole number: expected {examples}")

@@ -16,7 +16,7 @@ MAX_LINES = 300
 # level or from a lower one, also inside functions.
 LEVELS = [
     {"kernels"},
-    {"errors", "units"},
+    {"counts", "errors", "paths", "placement", "units"},
     {"config", "plan", "attention", "storage", "codecs", "eviction"},
     {"cache", "flops", "memory", "step"},
     {"model", "generation", "weights", "hf", "engine", "export"},

@@ -1,15 +1,16 @@
 """Reading the fields of a model's config, wherever it comes from and however it spells them."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 from kvcourse.attention import known_models
-from kvcourse.config import read_config
+from kvcourse.config import MOST_LAYERS, read_config
 from kvcourse.errors import InputError
+from kvcourse.paths import user_path
 
 
 def config_dict(config: Any) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def config_dict(config: Any) -> dict[str, Any]:
 
     Errors: InputError when a name is neither built in, nor a path, nor a reachable hub name.
     """
-    if isinstance(config, str) and not Path(config).expanduser().exists():
+    if isinstance(config, str) and not os.path.exists(user_path(config)):
         model = known_models.KNOWN.get(config.lower())
         if model is not None:
             return dict(model.config)
@@ -62,14 +63,14 @@ class ConfigReader:
     model_type: str
     needs: tuple[str, ...]
 
-    def number(self, *names: str, default: int | None = None) -> int:
-        """The first of `names` that the config has, as a count of at least 1."""
+    def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The first of `names` that the config has, as a count of at least `least`."""
         for name in names:
             if name in self.values:
                 value = self.values[name]
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                if isinstance(value, bool) or not isinstance(value, int) or value < least:
                     raise InputError(
-                        f"{self.model_type}: {name}={value!r}, expected a whole number of at least 1"
+                        f"{self.model_type}: {name}={value!r}, expected a whole number of at least {least}"
                     )
                 return value
         if default is None:
@@ -80,7 +81,10 @@ class ConfigReader:
 
     @property
     def num_layers(self) -> int:
-        return self.number("num_hidden_layers", "n_layer")
+        layers = self.number("num_hidden_layers", "n_layer")
+        if layers > MOST_LAYERS:
+            raise InputError(f"{self.model_type}: {layers} layers, expected at most {MOST_LAYERS}")
+        return layers
 
     @property
     def num_heads(self) -> int:
@@ -99,12 +103,20 @@ class ConfigReader:
             )
         return hidden // self.num_heads
 
-    def layer_types(self) -> list[str] | None:
-        """The config's own list of layer types. Extra entries (multi-token prediction) are dropped."""
-        types = self.values.get("layer_types")
-        if types is not None and len(types) < self.num_layers:
+    def per_layer(self, name: str) -> list[Any] | None:
+        """One entry a layer of the list `name`; None without it. Extra ones (multi-token prediction) are dropped."""
+        entries = self.values.get(name)
+        if entries is None:
+            return None
+        if not isinstance(entries, (list, tuple)) or len(entries) < self.num_layers:
+            has = f"has {len(entries)} entries" if isinstance(entries, (list, tuple)) else f"is {entries!r}"
             raise InputError(
-                f"{self.model_type}: layer_types has {len(types)} entries for {self.num_layers} layers: "
-                "give one each"
+                f"{self.model_type}: {name} {has} for {self.num_layers} layers: give a list with one each"
             )
-        return None if types is None else list(types)[: self.num_layers]
+        if any(isinstance(entry, (list, dict)) for entry in entries):
+            raise InputError(f"{self.model_type}: {name} holds lists: give one name or number a layer")
+        return list(entries)[: self.num_layers]
+
+    def layer_types(self) -> list[str] | None:
+        """The config's own list of layer types."""
+        return self.per_layer("layer_types")

@@ -31,7 +31,7 @@ def layout_of(config: Any) -> Layout:
     nested = raw.get("text_config")
     inner = dict(nested) if isinstance(nested, Mapping) else raw
     model_type = inner.get("model_type") or raw.get("model_type")
-    family = FAMILIES.get(model_type)
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise InputError(_unknown_type(model_type))
     given = {name: value for name, value in inner.items() if value is not None}
@@ -75,7 +75,7 @@ def _qwen(config: ConfigReader) -> list[str]:
     """Qwen2 and Qwen3: layers from `max_window_layers` on slide, if `use_sliding_window` says so."""
     if not config.values.get("use_sliding_window"):
         return _no_window(config)
-    first = config.values.get("max_window_layers", 0)
+    first = config.number("max_window_layers", least=0, default=0)
     return [SLIDING if layer >= first else FULL for layer in range(config.num_layers)]
 
 
@@ -109,10 +109,12 @@ def _llama4(config: ConfigReader) -> list[str]:
     if not config.values.get("attention_chunk_size"):
         return _no_window(config)
     interval = config.number("no_rope_layer_interval")
-    rope = config.values.get("no_rope_layers") or [
-        (layer + 1) % interval != 0 for layer in range(config.num_layers)
-    ]
-    return [CHUNKED if local else FULL for local in rope[: config.num_layers]]
+    rope = None  # an empty list means the default too
+    if config.values.get("no_rope_layers") != []:
+        rope = config.per_layer("no_rope_layers")
+    if rope is None:
+        rope = [(layer + 1) % interval != 0 for layer in range(config.num_layers)]
+    return [CHUNKED if local else FULL for local in rope]
 
 
 def _falcon(config: ConfigReader) -> Layout:
@@ -136,11 +138,17 @@ def _latent(config: ConfigReader) -> Layout:
     if "index_head_dim" not in config.needs:
         return (LayerLayout(fields),) * config.num_layers
     index = Field("index", (config.number("index_head_dim"),))
-    indexers = config.values.get("indexer_types") or ["full"] * config.num_layers
-    return tuple(
-        LayerLayout(fields if kind == "shared" else (*fields, index))
-        for kind in indexers[: config.num_layers]
-    )
+    indexers = config.per_layer("indexer_types") or ["full"] * config.num_layers
+    return tuple(LayerLayout(fields if kind == "shared" else (*fields, index)) for kind in indexers)
+
+
+def _compress_rates(config: ConfigReader) -> dict[str, int]:
+    """Tokens that one entry of a compressed layer stands for."""
+    rates = config.values.get("compress_rates") or {}
+    if not isinstance(rates, Mapping):
+        raise InputError(f"deepseek_v4: compress_rates is {rates!r}: expected one number a layer type")
+    reader = ConfigReader({CSA: 4, HCA: 128} | dict(rates), config.model_type, config.needs)
+    return {kind: reader.number(kind) for kind in (CSA, HCA)}
 
 
 def _deepseek_v4(config: ConfigReader) -> Layout:
@@ -151,14 +159,14 @@ def _deepseek_v4(config: ConfigReader) -> Layout:
     """
     types = config.layer_types()
     if types is None:
-        ratios = config.values.get("compress_ratios")
-        if ratios is None or len(ratios) < config.num_layers:
+        ratios = config.per_layer("compress_ratios")
+        if ratios is None:
             raise InputError(
                 "the deepseek_v4 config lacks layer_types or compress_ratios with one entry a layer: "
                 f"it needs {', '.join(config.needs)}"
             )
-        types = [_V4_TYPES.get(ratio, ratio) for ratio in ratios[: config.num_layers]]
-    rates = {CSA: 4, HCA: 128} | dict(config.values.get("compress_rates") or {})
+        types = [_V4_TYPES.get(ratio, ratio) for ratio in ratios]
+    rates = _compress_rates(config)
     shape, index = (config.number("head_dim"),), (config.number("index_head_dim"),)
     recent = Field("kv", shape, window=config.number("sliding_window"))
     choices = {

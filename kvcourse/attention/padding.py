@@ -6,12 +6,18 @@ from torch import Tensor
 from kvcourse.errors import InputError
 
 
-def read_mask(attention_mask: Tensor, batch: int, tokens: int) -> Tensor:
-    """The mask as a boolean (batch, tokens), True for tokens.
+def read_mask(
+    attention_mask: Tensor, batch: int, tokens: int, device: torch.device | str | None = None
+) -> Tensor:
+    """The mask as a boolean (batch, tokens) on `device` (None: where it is), True for tokens.
 
     Errors: InputError for another shape, values other than 0 and 1, padding that is not on the left, or a row of
     padding only.
     """
+    if not isinstance(attention_mask, Tensor) or attention_mask.is_complex() or attention_mask.is_meta:
+        what = attention_mask.dtype if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+        raise InputError(f"attention_mask is {what}: expected a tensor of 0 (padding) and 1 (token)")
+    attention_mask = attention_mask.to(attention_mask.device if device is None else device)
     if tuple(attention_mask.shape) != (batch, tokens):
         raise InputError(
             f"attention_mask has shape {tuple(attention_mask.shape)}: expected (batch, new tokens) = "

@@ -1,6 +1,7 @@
 """The `kvcourse` command. Each subcommand is a module of this package with `add_parser` and `run`."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -28,20 +29,39 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0, 2 for bad input, 130 when interrupted."""
+    """Run one command. Returns the exit code: 0, 2 for bad input or output, 130 when interrupted."""
+    if hasattr(sys.stdout, "reconfigure"):  # escape what the terminal's encoding lacks, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
     try:
-        return args.run(args) or 0
+        code = args.run(args) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except InputError as error:
         print(f"kvcourse {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"kvcourse {args.command}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader (head, a pager) has left; point stdout at nothing so that the exit flush stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, a pager) has left
+        _drop_output()
         return 0
+    except SystemExit as stop:  # rich's answer to the same
+        if isinstance(stop.__context__, BrokenPipeError):
+            return 0
+        raise
+    except OSError as error:
+        _drop_output()
+        where = error.filename or "standard output"
+        print(f"kvcourse {args.command}: {where}: {error.strerror or error}", file=sys.stderr)
+        return 2
+
+
+def _drop_output() -> None:
+    """Point standard output at nothing: what could not be written would fail once more at exit."""
+    with contextlib.suppress(OSError, AttributeError):  # it may have no file, or be closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version() -> str:

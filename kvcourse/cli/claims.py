@@ -29,7 +29,7 @@ def _print_json(rows) -> None:
 
     names = ("number", "said", "verdict", "finding", "source", "status", "command", "chapter")
     data = [{name: getattr(row, name) for name in names} | {"measured": row.measure()} for row in rows]
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(json.dumps(data, indent=2))
 
 
 def _print_table(rows) -> None:

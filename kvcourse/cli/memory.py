@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         import json
 
-        print(json.dumps(data, indent=2, ensure_ascii=False))
+        print(json.dumps(data, indent=2))
     elif args.list:
         _print_known(data)
     else:

@@ -86,6 +86,10 @@ def _continuation(folder: Path, prompt: str) -> str:
     model, tokenizer = load_model(folder, device="cpu")
     if tokenizer is None:
         raise InputError(f"{folder} has no tokenizer files, so --try cannot read a prompt")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InputError("--try got bytes that are no UTF-8; give text to continue") from None
     tokens = tokenizer.encode(prompt)
     if not tokens:
         raise InputError("--try got an empty prompt; give some text to continue")

@@ -118,7 +118,7 @@ def get_format(name: str, **options: int) -> CodecFormat:
     options: group_size, group_tokens (at least 1) and residual_length (at least 0), for formats with groups.
     Errors: InputError for an unknown name or option, or an option that the format has no use for.
     """
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         close = difflib.get_close_matches(str(name), FORMATS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise InputError(f"codec {name!r} is not known: {hint}Expected one of {', '.join(FORMATS)}")

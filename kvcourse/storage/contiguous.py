@@ -4,6 +4,8 @@ Slots of a full-attention layer are positions. A sliding-window layer is a ring:
 p mod slots, and the ring has one block more than the window, so that rolling back up to a block loses nothing.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -58,7 +60,7 @@ class ContiguousStore:
     def reserve(self, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         """Make room for `tokens` tokens per sequence. All fields grow or none: what was written stays.
 
-        Errors: InputError for more tokens than a fixed capacity holds.
+        Errors: InputError for more tokens than a fixed capacity holds, or than there is memory for.
         """
         slots = capacity_for(tokens, self.window, self.block_size, self.fixed)
         if slots <= self.slots:
@@ -69,10 +71,15 @@ class ContiguousStore:
             heads, dim = field.shape
             # Zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN. An array made
             # in inference mode could not be written outside of it, and a cache outlives the forward that grows it.
-            with torch.inference_mode(False):
-                grown[field.name] = torch.zeros(
-                    self.batch_size, heads, slots, dim, dtype=dtype, device=device
-                )
+            shape = (self.batch_size, heads, slots, dim)
+            try:
+                with torch.inference_mode(False):
+                    grown[field.name] = torch.zeros(shape, dtype=dtype, device=device)
+            except RuntimeError:
+                raise InputError(
+                    f"no memory for {prod(shape) * dtype.itemsize:,} bytes of {slots:,} slots a row: give a "
+                    "smaller capacity, block_size or batch, or fewer tokens"
+                ) from None
             if self.arrays:
                 grown[field.name][:, :, : self.slots] = self.arrays[field.name]
         self.arrays, self.slots = grown, slots

@@ -1,6 +1,7 @@
 """Read a model folder: config.json and safetensors, single or sharded, into a Decoder with its tokenizer."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from safetensors.torch import load_file
 
 from kvcourse.config import ModelConfig, read_config
 from kvcourse.errors import InputError
+from kvcourse.paths import user_path
+from kvcourse.placement import read_device, read_dtype
 from kvcourse.weights.conversion import quiet
 from kvcourse.weights.source import BUILT_IN
 from kvcourse.weights.store import fetch
@@ -46,7 +49,7 @@ def load_model(
     """
     from kvcourse.model import Decoder
 
-    device, dtype = _checked_device(device), _checked_dtype(dtype)
+    device, dtype = read_device(device), read_dtype(dtype)
     folder = locate(name_or_path)
     raw, state = load_state(folder)
     config = ModelConfig.from_hf(raw)
@@ -71,8 +74,8 @@ def locate(name_or_path: str | Path) -> Path:
     text = str(name_or_path)
     if text in BUILT_IN:
         return fetch(text)
-    folder = Path(name_or_path).expanduser()
-    if text and folder.is_dir():  # Path("") would be the current folder
+    folder = user_path(text)
+    if text and os.path.isdir(folder):  # Path("") would be the current folder
         return folder
     if _HUB_NAME.fullmatch(text):
         return _download_from_hub(text)
@@ -94,8 +97,8 @@ def load_state(folder: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tens
     """
     folder = Path(folder)
     raw = read_config(folder)
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "an unknown method")
+    if quantized := raw.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise InputError(f"{folder} holds weights quantised with {method}; give the unquantised model")
     state: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
@@ -193,24 +196,6 @@ def _download_from_hub(name: str) -> Path:
         raise InputError(
             f"cannot download {name} from the Hugging Face Hub ({kind}); check the network, or give a folder"
         ) from error
-
-
-def _checked_device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        checked = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"device {device!r} is not one that torch knows; try cpu or cuda") from error
-    if checked.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device 'cuda' was asked for and torch sees no GPU; use device='cpu'")
-    return checked
-
-
-def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(f"dtype {dtype!r}: expected a floating-point type such as torch.float32")
-    return dtype
 
 
 def _listed(names: list[str]) -> str:

