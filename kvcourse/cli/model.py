@@ -32,7 +32,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command. Raises InputError for bad input."""
+    """Run the command. Errors: InputError for bad input."""
     if args.remove:
         return _remove(args)
     from kvcourse.weights import describe, locate

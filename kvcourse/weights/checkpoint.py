@@ -34,18 +34,14 @@ def load_model(
 ) -> "tuple[Decoder, Any]":
     """Load a model of the Llama family and its tokenizer.
 
-    Args:
-        name_or_path: a built-in name (fetched on first use), a folder, or a name on the Hugging Face Hub.
-        device: where the weights go; None takes CUDA when there is one, else the CPU.
-        dtype: floating-point type of the weights.
+    name_or_path: a built-in name (fetched on first use), a folder, or a name on the Hugging Face Hub.
+    device: where the weights go; None takes CUDA when there is one, else the CPU.
+    dtype: floating-point type of the weights.
 
-    Returns:
-        (model, tokenizer). The model is in eval mode, without gradients, and `model.tokenizer` is the same
-        tokenizer; it is None for a folder that holds none.
-
-    Raises:
-        InputError: unknown name, no network, a model type that the decoder does not run, tensors that are
-            missing, unexpected or of another shape, an impossible device or dtype.
+    Returns (model, tokenizer). The model is in eval mode, without gradients, and `model.tokenizer` is the same
+    tokenizer; it is None for a folder that holds none.
+    Errors: InputError for an unknown name, no network, a model type that the decoder does not run, tensors that are
+    missing, unexpected or of another shape, an impossible device or dtype.
     """
     from kvcourse.model import Decoder
 
@@ -90,10 +86,8 @@ def load_state(folder: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tens
 
     Names are Hugging Face's without the leading "model."; `lm_head.weight` is dropped when it is tied to the
     embedding. Tensors keep their stored type. They are mapped from the file: bytes are read when first used.
-
-    Raises:
-        InputError: no config or no safetensors in the folder, a shard is missing, a file is damaged, or the
-            weights are quantised.
+    Errors: InputError for no config or no safetensors in the folder, a missing shard, a damaged file, or quantised
+    weights.
     """
     folder = Path(folder)
     raw = read_config(folder)
@@ -114,7 +108,7 @@ def load_state(folder: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tens
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, in order. Raises InputError when one is missing."""
+    """The safetensors files of a model folder, in order. Errors: InputError when one is missing."""
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]
     if not (folder / _INDEX).is_file():

