@@ -8,8 +8,6 @@ import inspect
 import re
 
 _ENTRY = re.compile(r"(?P<names>[a-z_]\w*(?:, [a-z_]\w*)*): (?P<text>.+)")
-_SECTION_ENTRY = re.compile(r"(?P<names>[\w.]+(?:, [\w.]+)*): (?P<text>.+)")
-_SECTION = re.compile(r"(?P<title>Args|Arguments|Attributes|Returns|Yields|Raises):\n(?P<body>(?: +.*\n?)+)")
 _BULLET = re.compile(r"[*-] +(?P<text>.+)")
 _CODE = re.compile(r"`+([^`\s](?:[^`]*[^`\s])?)`+")
 _SPECIAL = re.compile(r"[\\*|`]|(?<=\w)_(?!\w)|:(?=:)")
@@ -35,10 +33,7 @@ def to_rst(docstring: str) -> str:
 def _paragraph(paragraph: str) -> str:
     if paragraph.startswith(("    ", ">>>")):
         return "::\n\n" + "\n".join(f"    {line}" for line in paragraph.split("\n"))
-    if match := _SECTION.fullmatch(paragraph):
-        body = inspect.cleandoc("\n" + match["body"])
-        return f"{match['title']}:\n\n" + _escape(_lists(body, _SECTION_ENTRY))
-    return _escape(_lists(paragraph, _ENTRY if _is_list(paragraph) else None))
+    return _escape(_lists(paragraph, _is_list(paragraph)))
 
 
 def _is_list(paragraph: str) -> bool:
@@ -51,12 +46,12 @@ def _is_list(paragraph: str) -> bool:
     return all(line.startswith(" ") or _ENTRY.fullmatch(line) for line in lines[first:])
 
 
-def _lists(paragraph: str, entry: re.Pattern | None) -> str:
-    """Make items of bullets and of `name: text`, set off from the prose around them, with even indents."""
+def _lists(paragraph: str, entries: bool) -> str:
+    """Make items of bullets and, with `entries`, of `name: text`, set off from the prose around, evenly indented."""
     out: list[str] = []
     in_item = False
     for line in paragraph.split("\n"):
-        item = _item(line, entry)
+        item = _item(line, entries)
         if item is not None:
             out += ([""] if out else []) + [f"{_MARK} {item}"]
             in_item = True
@@ -68,11 +63,11 @@ def _lists(paragraph: str, entry: re.Pattern | None) -> str:
     return "\n".join(out)
 
 
-def _item(line: str, entry: re.Pattern | None) -> str | None:
+def _item(line: str, entries: bool) -> str | None:
     """The text of a list item, or None if the line does not begin one."""
     if match := _BULLET.fullmatch(line):
         return match["text"]
-    if entry and (match := entry.fullmatch(line)):
+    if entries and (match := _ENTRY.fullmatch(line)):
         return ", ".join(f"`{name}`" for name in match["names"].split(", ")) + f": {match['text']}"
     return None
 

@@ -34,14 +34,6 @@ def test_names_and_colons_in_running_text_stay_prose():
     assert "<list_item>" not in xml
 
 
-def test_sections_in_the_style_of_google():
-    xml, warnings = render(
-        "Do it.\n\n    Args:\n        name: a\n            b\n        x: 2\n\n    Raises:\n        E: c.\n"
-    )
-    assert warnings == ""
-    assert xml.count("<list_item>") == 3
-
-
 def test_a_drawing_stays_as_it_is():
     xml, warnings = render("Shape:\n\n        a | b\n        --+--\n        * | c_\n\n    end")
     assert warnings == ""
