@@ -11,7 +11,7 @@ from kvcourse.config import ModelConfig
 from kvcourse.counts import MOST, read_count
 from kvcourse.errors import InputError
 from kvcourse.kernels import contiguous_decode
-from kvcourse.plan import Plan
+from kvcourse.plan import Plan, plan_or_default
 from kvcourse.step import Step
 from kvcourse.storage.contiguous import ContiguousStore
 
@@ -30,9 +30,7 @@ class KVCache:
     """
 
     def __init__(self, config: ModelConfig, plan: Plan | None = None, batch_size: int = 1) -> None:
-        plan = Plan() if plan is None else plan
-        if not isinstance(plan, Plan):
-            raise InputError(f"plan is a {type(plan).__name__}: expected a kvcourse.Plan")
+        plan = plan_or_default(plan)
         batch_size = read_count("batch_size", batch_size, most=MOST_ROWS)
         plan.require_runnable()
         self.config, self.plan, self.batch_size = config, plan, batch_size

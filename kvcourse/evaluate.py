@@ -18,7 +18,7 @@ from tqdm import tqdm
 from kvcourse.cache import KVCache
 from kvcourse.errors import InputError
 from kvcourse.passkey import Passkey, PasskeyTrial, passkey
-from kvcourse.plan import Plan
+from kvcourse.plan import Plan, plan_or_default
 from kvcourse.text import Text, sample_text, text_source, token_ids
 
 __all__ = [
@@ -108,7 +108,7 @@ def perplexity(
     Errors: InputError for a text of fewer than prefill + 1 tokens, more tokens than the model's positions, token
     ids outside the vocabulary, a string without a tokenizer, or a plan that is not a Plan.
     """
-    plan = _plan(plan)
+    plan = plan_or_default(plan)
     ids = token_ids(model, text, tokenizer, max_tokens)
     total = 0.0
     for targets, logp in _walk(model, ids, {"plan": plan}, prefill, chunk):
@@ -143,7 +143,7 @@ def compare_plans(
 
     plans: name to Plan. Returns the same names in the same order. Other arguments and errors as for `perplexity`.
     """
-    plans = {name: _plan(plan) for name, plan in plans.items()}
+    plans = {name: plan_or_default(plan) for name, plan in plans.items()}
     ids = token_ids(model, text, tokenizer, max_tokens)
     nats, divergence, same = (dict.fromkeys(plans, 0.0) for _ in range(3))
     full = object()  # a key that no name of the caller can equal
@@ -204,11 +204,3 @@ def _kl_sum(reference: Tensor, logp: Tensor) -> float:
     terms = torch.where(p > 0, p * (reference - logp), 0.0)
     # A sum of rounding errors may fall below the 0 that bounds every KL divergence.
     return float(terms.sum(-1).clamp_min(0.0).sum())
-
-
-def _plan(plan: Any) -> Plan:
-    if plan is None:
-        return Plan()
-    if not isinstance(plan, Plan):
-        raise InputError(f"plan {plan!r}: expected a kvcourse.Plan, or None for the full cache")
-    return plan

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from kvcourse.cache import KVCache
 from kvcourse.errors import InputError
 from kvcourse.generation import generate
-from kvcourse.plan import Plan
+from kvcourse.plan import Plan, plan_or_default
 from kvcourse.text import find_tokenizer, sample_text
 
 _INSTRUCTION = "Below is a long text with a secret pass key in it. Find the pass key and remember it.\n\n"
@@ -115,11 +115,9 @@ def passkey(
     Errors: InputError without a tokenizer, for a depth outside 0 to 1, or a length that is too short for the
     question or, with the answer, longer than the model's positions.
     """
-    if plan is not None and not isinstance(plan, Plan):
-        raise InputError(f"plan {plan!r}: expected a kvcourse.Plan, or None for the full cache")
+    plan = plan_or_default(plan)
     if chunk < 1 or max_new_tokens < 1:
         raise InputError(f"chunk={chunk}, max_new_tokens={max_new_tokens}: both must be at least 1")
-    plan = Plan() if plan is None else plan
     tokenizer = find_tokenizer(model, tokenizer)
     limit = model.config.max_position_embeddings
     for length in lengths:

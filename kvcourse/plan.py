@@ -66,3 +66,12 @@ class Plan:
             if not known[value]:
                 ready = ", ".join(repr(name) for name, runs in known.items() if runs)
                 raise InputError(f"{axis}={value!r} cannot be run by this release yet; it runs: {ready}")
+
+
+def plan_or_default(plan: Plan | None) -> Plan:
+    """The plan, or Plan() for None. Errors: InputError for anything else."""
+    if plan is None:
+        return Plan()
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan is a {type(plan).__name__}: expected a kvcourse.Plan, or None for the default")
+    return plan
