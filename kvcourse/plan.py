@@ -73,5 +73,5 @@ def plan_or_default(plan: Plan | None) -> Plan:
     if plan is None:
         return Plan()
     if not isinstance(plan, Plan):
-        raise InputError(f"plan is a {type(plan).__name__}: expected a kvcourse.Plan, or None for the default")
+        raise InputError(f"plan {plan!r}: expected a kvcourse.Plan, or None for the default")
     return plan
