@@ -75,7 +75,9 @@ class ContiguousStore:
             try:
                 with torch.inference_mode(False):
                     grown[field.name] = torch.zeros(shape, dtype=dtype, device=device)
-            except RuntimeError:
+            except RuntimeError as error:
+                if device.type != "cpu" and not isinstance(error, torch.OutOfMemoryError):
+                    raise  # a fault of the device that only shows here
                 raise InputError(
                     f"no memory for {prod(shape) * dtype.itemsize:,} bytes of {slots:,} slots a row: give a "
                     "smaller capacity, block_size or batch, or fewer tokens"
