@@ -139,8 +139,10 @@ class ModelConfig:
             raise InputError(f"rope_type {kind!r} needs {', '.join(missing)} in the model's rope scaling")
         lists = ("short_factor", "long_factor") if kind == "longrope" else ()
         for name in lists:
-            if not isinstance(scaling[name], (list, tuple)) or len(scaling[name]) != self.head_dim // 2:
-                raise InputError(f"{name}: expected a list of head_dim / 2 = {self.head_dim // 2} numbers")
+            found, half = scaling[name], self.head_dim // 2
+            if not isinstance(found, (list, tuple)) or len(found) != half:
+                has = f"has {len(found)} entries" if isinstance(found, (list, tuple)) else f"is {found!r}"
+                raise InputError(f"{name} {has}: expected a list of head_dim / 2 = {half} numbers")
         numbers = {name: scaling[name] for name in ROPE_NUMBERS if scaling.get(name) is not None}
         numbers |= {f"{name}[{i}]": value for name in lists for i, value in enumerate(scaling[name])}
         for name, value in numbers.items():

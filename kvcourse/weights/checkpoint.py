@@ -117,11 +117,11 @@ def weight_files(folder: Path) -> list[Path]:
         )
     try:
         names = sorted(set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        missing = [name for name in names if not (folder / name).is_file()]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(
             f"{folder / _INDEX} is not an index of safetensors files; download it again"
         ) from error
-    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise InputError(f"{folder} lacks {_listed(missing)} that its index names; download the model again")
     return [folder / name for name in names]
@@ -164,7 +164,12 @@ def _load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     with quiet():
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        try:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # a damaged tokenizer raises whatever the reader of its kind does
+            raise InputError(
+                f"{folder} has tokenizer files that cannot be read ({type(error).__name__}); download them again"
+            ) from error
 
 
 def _download_from_hub(name: str) -> Path:
