@@ -213,6 +213,9 @@ def _part(entry: dict, problems: list[str]) -> Part:
 
 def _table_is_sound(kind: str, name: str, table: dict, problems: list[str]) -> bool:
     required, optional = _REQUIRED[kind], _OPTIONAL.get(kind, {})
+    if not isinstance(table, dict):
+        problems.append(f"{name}: it is {table!r}, expected a table")
+        return False
     found = [f"{name}: no {key}" for key in required if key not in table]
     for key, value in table.items():
         expected = required.get(key) or optional.get(key)

@@ -96,3 +96,9 @@ def test_the_course_itself_is_in_order():
     manifest = read_manifest(ROOT)
     assert len(manifest.chapters) + len(manifest.planned) == 10
     assert all(chapter.objectives for chapter in manifest.chapters)
+
+
+def test_a_number_in_place_of_the_book(tmp_path):
+    (tmp_path / "book.toml").write_text("schema = 1\nbook = 3\n")
+    with pytest.raises(InputError, match=r"\[book\]: it is 3, expected a table"):
+        read_manifest(tmp_path)
