@@ -7,6 +7,7 @@ from typing import Any
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add `kvcourse bench` and its benchmarks."""
     parser = subparsers.add_parser(
         "bench", help="time this package next to transformers and the hardware's floor"
     )

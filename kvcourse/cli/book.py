@@ -5,6 +5,7 @@ from pathlib import Path
 
 
 def add_parser(subparsers) -> None:
+    """Add `kvcourse book` and its actions."""
     p = subparsers.add_parser("book", help="check, execute, build or export the book")
     actions = p.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -54,6 +55,7 @@ def add_parser(subparsers) -> None:
 
 
 def run_check(args) -> None:
+    """Check the manifest, then print what it holds."""
     from kvcourse.course.manifest import read_manifest
 
     manifest = read_manifest()
@@ -64,6 +66,7 @@ def run_check(args) -> None:
 
 
 def run_execute(args) -> None:
+    """Execute the notebooks whose code changed, or those named."""
     from kvcourse.course import execute
     from kvcourse.course.manifest import read_manifest
     from kvcourse.errors import InputError
@@ -90,6 +93,7 @@ def run_execute(args) -> None:
 
 
 def run_build(args) -> None:
+    """Build the pages and print where the first one is."""
     from kvcourse.course.build import build_book
     from kvcourse.course.manifest import read_manifest
 
@@ -101,6 +105,7 @@ def run_build(args) -> None:
 
 
 def run_export(args) -> None:
+    """Write the source for Jupyter Book and print how to build it."""
     from kvcourse.course.export import export_book
     from kvcourse.course.manifest import read_manifest
 

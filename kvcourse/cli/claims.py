@@ -4,6 +4,7 @@ import argparse
 
 
 def add_parser(subparsers) -> None:
+    """Add `kvcourse claims`."""
     parser = subparsers.add_parser(
         "claims", help="the article's claims, our verdicts and the numbers behind them"
     )
@@ -13,6 +14,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Print all rows of the ledger, or one with its numbers."""
     from kvcourse import claims
 
     rows = claims.CLAIMS if args.number is None else (claims.get(args.number),)

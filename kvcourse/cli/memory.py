@@ -4,6 +4,7 @@ import argparse
 
 
 def add_parser(subparsers) -> None:
+    """Add `kvcourse memory`."""
     parser = subparsers.add_parser(
         "memory",
         help="exact KV-cache bytes of any model, and what fits on a GPU",
@@ -40,6 +41,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Print the sizes for one model, or the built-in models."""
     from kvcourse.errors import InputError
 
     if args.list:

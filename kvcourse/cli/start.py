@@ -11,6 +11,7 @@ WORDS = {
 
 
 def add_parser(subparsers) -> None:
+    """Add `kvcourse start`."""
     p = subparsers.add_parser(
         "start",
         help="make a folder with student copies of the notebooks",
@@ -24,6 +25,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args) -> None:
+    """Fill the folder and print what happened to each notebook."""
     from kvcourse.course.manifest import read_manifest
     from kvcourse.course.release import place_notebooks
 
