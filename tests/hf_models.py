@@ -49,6 +49,14 @@ ROPES = {
         "beta_slow": 2.0,
         "truncate": False,
     },
+    # Trained on texts long enough for beta_fast to matter; and a base so small that the slowest pair turns too often.
+    "yarn_long": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+    "yarn_small_base": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 65_536,
+    },
     # As many factors as there are pairs in a head of 12.
     "longrope": {
         "rope_type": "longrope",
@@ -56,6 +64,12 @@ ROPES = {
         "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 9.0],
         "original_max_position_embeddings": 64,
         "factor": 2.0,
+    },
+    "longrope_without_factor": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
+        "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 9.0],
+        "original_max_position_embeddings": 64,
     },
     "longrope_attention_factor": {
         "rope_type": "longrope",

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from hf_models import ROPES, difference, hf_model, tokens
+from hf_models import CLASSES, ROPES, difference, hf_model, tokens
 from oracles import in_float64
 from safetensors.torch import load_file, save_file
 
@@ -62,6 +62,42 @@ class TestFolders:
 
         self.edit(tmp_path, oldest)
         self.check(tmp_path)
+
+    def test_trained_length_beside_the_rope_scaling(self, tmp_path):
+        hf_model("llama").save_pretrained(tmp_path)
+
+        def beside(config):
+            config.pop("rope_parameters", None)
+            config["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0}
+            config["original_max_position_embeddings"] = 32
+
+        self.edit(tmp_path, beside)
+        self.check(tmp_path)
+
+    def test_a_bias_that_the_family_does_not_have(self, tmp_path):
+        """Qwen2 always has biases on q, k and v and never on the output, whatever the config says."""
+        hf_model("qwen2").save_pretrained(tmp_path)
+        self.edit(tmp_path, lambda config: config.update(attention_bias=True))
+        self.check(tmp_path)
+
+    @pytest.mark.parametrize("family", CLASSES)
+    def test_no_epsilon_in_the_config(self, family, tmp_path):
+        hf_model(family).save_pretrained(tmp_path)
+        self.edit(tmp_path, lambda config: config.pop("rms_norm_eps"))
+        self.check(tmp_path)
+
+    @pytest.mark.parametrize(("eos", "ids"), [(None, ()), (5, (5,)), (0, (0,)), ([7, 5], (7, 5))])
+    def test_end_of_sequence_ids(self, eos, ids, tmp_path):
+        hf_model("llama").save_pretrained(tmp_path)
+        self.edit(tmp_path, lambda config: config.update(eos_token_id=eos))
+        assert kv.load_model(tmp_path)[0].config.eos_token_ids == ids
+
+    @pytest.mark.parametrize("factors", ["short_factor", "long_factor"])
+    @pytest.mark.parametrize("count", [5, 7])
+    def test_as_many_longrope_factors_as_pairs(self, factors, count):
+        scaling = ROPES["longrope"] | {factors: [1.0] * count}
+        with pytest.raises(InputError, match=f"{factors} has {count} entries.*= 6"):
+            kv.tiny_model(head_dim=12, rope_scaling=scaling)
 
     def test_no_head_dim_in_the_config(self, tmp_path):
         hf_model("llama", head_dim=7 * 2, hidden_size=84).save_pretrained(tmp_path)

@@ -4,6 +4,8 @@ In float64 the bound is 1e-10, against transformers with norms in float64 too (`
 is 1e-4, against transformers as it is.
 """
 
+import math
+
 import pytest
 import torch
 from hf_models import CLASSES, ROPES, difference, hf_model, load, tokens
@@ -11,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import in_float64, left_padded, positions_of
 from strategies import FEW, head_counts, seeds, windows
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import kvcourse as kv
+from kvcourse.attention.rope import frequencies
+from kvcourse.model import RMSNorm
 
 # Odd sizes on purpose: nothing is a power of two, and head_dim is not hidden_size / num_heads.
 ARCHITECTURES = {
@@ -117,6 +122,17 @@ def test_the_rope_variants_differ(tmp_path):
     assert same == ["dynamic"], "dynamic scaling starts beyond max_position_embeddings, the others at once"
 
 
+def test_yarn_without_a_factor_stretches_to_the_positions_of_the_model():
+    def rope(**given):
+        scaling = {"rope_type": "yarn", "original_max_position_embeddings": 32, **given}
+        model = kv.tiny_model(max_position_embeddings=128, rope_scaling=scaling)
+        return frequencies(model.config)
+
+    (found, factor), (expected, expected_factor) = rope(), rope(factor=4.0)
+    assert torch.equal(found, expected)
+    assert factor == expected_factor == pytest.approx(0.1 * math.log(4) + 1)
+
+
 @FEW
 @given(
     family=st.sampled_from(sorted(CLASSES)),
@@ -173,3 +189,12 @@ def test_no_gradient_and_right_dtype(tmp_path):
     logits = ours(tokens(1, 3))
     assert logits.dtype == torch.bfloat16
     assert not logits.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_short_types_are_computed_in_float32(dtype):
+    ours, theirs = RMSNorm(96, 1e-5).to(dtype), LlamaRMSNorm(96, 1e-5).to(dtype)
+    weight = torch.randn(96).to(dtype)
+    ours.weight.data, theirs.weight.data = weight, weight
+    x = (300 * torch.randn(50, 96)).to(dtype)  # squares beyond the range of float16
+    assert torch.equal(ours(x), theirs(x))

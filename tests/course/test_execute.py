@@ -45,7 +45,11 @@ def test_what_differs_between_runs_is_taken_out():
         new_output("stream", name="stderr", text="c"),
         new_output("execute_result", data={"text/plain": "1"}, execution_count=17),
     ]
-    notebook = new_notebook(cells=[cell], metadata={"language_info": {"name": "python", "version": "3.11.7"}})
+    metadata = {
+        "language_info": {"name": "python", "version": "3.11.7"},
+        "kernelspec": {"display_name": "My environment", "language": "python", "name": "my-env"},
+    }
+    notebook = new_notebook(cells=[cell], metadata=metadata)
     done = normalise(notebook)
     outputs = done["cells"][0]["outputs"]
     assert [(out["output_type"], out.get("text")) for out in outputs] == [
@@ -54,6 +58,7 @@ def test_what_differs_between_runs_is_taken_out():
     assert outputs[2]["execution_count"] == done["cells"][0]["execution_count"] == 1
     assert "execution" not in done["cells"][0]["metadata"]
     assert "version" not in done["metadata"]["language_info"]
+    assert done["metadata"]["kernelspec"]["name"] == "python3"
     assert normalise(done) == done
 
 

@@ -71,6 +71,27 @@ def test_large_scores_do_not_overflow(backend):
 
 
 @pytest.mark.parametrize("backend", ["reference", *FUSED])
+@pytest.mark.parametrize("place", [0, CHUNK - 1, CHUNK, LONG - 1])
+def test_a_score_far_above_the_others_takes_all_wherever_it_lies(backend, place):
+    """e to the power of 1,000 overflows, so every part of the tokens has to be scaled by the largest score of all."""
+    case = make_case((2, 1, 16, 16), [LONG], None, LONG, scale=1.0).to("cpu", torch.float32)
+    case.q[:], case.k[:] = 1.0, 0.0
+    case.k[0, 0, place] = 1000 / 16
+    found = contiguous_decode(*case.arguments, backend=backend)
+    assert torch.equal(found, case.v[:, :, place].expand(1, 2, 16))
+
+
+@pytest.mark.parametrize("backend", ["reference", *FUSED])
+def test_scores_of_minus_infinity_have_no_weight(backend):
+    """Also where they come first and fill a block: minus infinity less minus infinity is not a number."""
+    case = make_case((2, 1, 16, 16), [LONG], None, LONG).to("cpu", torch.float32)
+    case.q.abs_()
+    case.k[0, 0, :100, 3] = -math.inf
+    later = case.q, case.k[:, :, 100:], case.v[:, :, 100:], case.lengths - 100
+    assert_close(contiguous_decode(*case.arguments, backend=backend), attend_reference(*later)[0])
+
+
+@pytest.mark.parametrize("backend", ["reference", *FUSED])
 def test_nan_in_a_valid_slot_is_not_hidden(backend):
     case = make_case(SHAPES[1], [LONG, LONG], None, LONG).to("cpu", torch.float32)
     case.k[0, 1, 5, 3] = math.nan
