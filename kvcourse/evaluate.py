@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvcourse.cache import KVCache
+from kvcourse.counts import read_count
 from kvcourse.errors import InputError
 from kvcourse.passkey import Passkey, PasskeyTrial, passkey
 from kvcourse.plan import Plan, plan_or_default
@@ -169,8 +170,7 @@ def _walk(
     targets: (n,) token ids; log-probabilities: (n, vocab), float64. The last token of a call predicts the first of
     the next one, so the last token of the text is only ever a target.
     """
-    if chunk < 1 or prefill < 1:
-        raise InputError(f"prefill={prefill}, chunk={chunk}: both must be at least 1 token")
+    prefill, chunk = read_count("prefill", prefill), read_count("chunk", chunk)
     if len(ids) <= prefill:
         raise InputError(
             f"the text has {len(ids)} tokens and prefill={prefill}: nothing is left to score; "

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvcourse.counts import read_count
 from kvcourse.errors import InputError
 
 Text = str | Sequence[int] | Tensor
@@ -24,8 +25,7 @@ def sample_text(tokens: int, seed: int = 0) -> str:
     text is the same on every machine with the same Python version, and differs a little between versions: quote
     `text_source()` with a result.
     """
-    if tokens < 1:
-        raise InputError(f"sample_text({tokens}): ask for at least 1 token")
+    tokens = read_count("tokens", tokens)
     from pydoc_data.topics import topics
 
     order = sorted(topics)
@@ -49,8 +49,8 @@ def token_ids(model: Any, text: Text, tokenizer: Any = None, max_tokens: int | N
     if isinstance(text, str):
         ids = list(find_tokenizer(model, tokenizer).encode(text, add_special_tokens=False))
     else:
-        ids = torch.as_tensor(text).flatten().tolist()
-    ids = ids[:max_tokens]
+        ids = _as_ids(text)
+    ids = ids if max_tokens is None else ids[: read_count("max_tokens", max_tokens)]
     limit, vocabulary = model.config.max_position_embeddings, model.config.vocab_size
     if len(ids) > limit:
         raise InputError(
@@ -62,6 +62,18 @@ def token_ids(model: Any, text: Text, tokenizer: Any = None, max_tokens: int | N
             f"token id {outside[0]} is outside the vocabulary of {vocabulary}: the ids come from another tokenizer"
         )
     return ids
+
+
+def _as_ids(text: Any) -> list[int]:
+    try:
+        ids = torch.as_tensor(text)
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    if ids is not None and ids.numel() == 0:
+        return []
+    if ids is None or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise InputError(f"text is a {type(text).__name__}: expected a string, or whole numbers as token ids")
+    return ids.flatten().tolist()
 
 
 def find_tokenizer(model: Any, tokenizer: Any = None) -> Any:

@@ -242,7 +242,7 @@ def test_sample_text_repeats_when_it_runs_out():
 
 
 def test_sample_text_of_nothing_is_refused():
-    with pytest.raises(InputError, match="at least 1 token"):
+    with pytest.raises(InputError, match="tokens=0: expected a whole number of at least 1"):
         evaluate.sample_text(0)
 
 

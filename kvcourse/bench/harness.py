@@ -20,6 +20,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from kvcourse.bench import machine
+from kvcourse.counts import read_count
 from kvcourse.errors import InputError
 
 MIN_ROUNDS = 3  # a time budget never cuts below this: a median of fewer says nothing
@@ -233,8 +234,11 @@ def _check(
     for name in [*after, *([] if baseline is None else [baseline])]:
         if name not in arms:
             raise InputError(f"compare: {name!r} is not an arm; the arms are {', '.join(arms)}")
-    if repeats < 1 or warmup < 0:
-        raise InputError(f"compare: repeats={repeats}, warmup={warmup}; need repeats ≥ 1 and warmup ≥ 0")
+    for name, arm in [*arms.items(), *after.items()]:
+        if not callable(arm):
+            raise InputError(f"compare: {name!r} is a {type(arm).__name__}; pass a function")
+    read_count("compare: repeats", repeats)
+    read_count("compare: warmup", warmup, least=0)
     return next(iter(arms)) if baseline is None else baseline
 
 

@@ -234,8 +234,8 @@ def test_seconds_are_printed_with_three_digits(seconds, text):
         ({}, {}, "no arms"),
         ({"a": len}, {"baseline": "b"}, "'b' is not an arm; the arms are a"),
         ({"a": len}, {"after": {"c": len}}, "'c' is not an arm"),
-        ({"a": len}, {"repeats": 0}, "repeats ≥ 1"),
-        ({"a": len}, {"warmup": -1}, "warmup ≥ 0"),
+        ({"a": len}, {"repeats": 0}, "repeats=0: expected a whole number of at least 1"),
+        ({"a": len}, {"warmup": -1}, "warmup=-1: expected a whole number of at least 0"),
     ],
 )
 def test_bad_input_is_named(arms, options, message):
