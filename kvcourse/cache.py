@@ -25,8 +25,8 @@ class KVCache:
     may differ in length.
 
     A forward pass is one step: `begin`, then `attend` once for each layer in order, then `commit`, and only then do
-    the new tokens count. A pass that was interrupted anywhere leaves the cache as it was: begin the next one as if
-    it had not happened. Without padding `attend` alone does; the step then commits itself after the last layer.
+    the new tokens count; `rollback` drops it. A pass that was interrupted anywhere leaves the cache as it was.
+    Without padding `attend` alone does; the step then commits itself after the last layer.
     """
 
     def __init__(self, config: ModelConfig, plan: Plan | None = None, batch_size: int = 1) -> None:
@@ -133,6 +133,10 @@ class KVCache:
         for store, new in step.staged:
             self._write(store, new, step)
         self._seen, self._step = step.total, None
+
+    def rollback(self) -> None:
+        """Drop the step that `begin` started: nothing of it counts. The next `begin` does this too."""
+        self._step = None
 
     def crop(self, n: int) -> None:
         """Keep the first n tokens of every row (n ≥ 0), or drop the last -n (n < 0). Allocated memory stays.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvcourse.attention.padding import read_mask
 from kvcourse.cache import KVCache
+from kvcourse.config import FULL
 from kvcourse.counts import read_count
 from kvcourse.errors import InputError
 from kvcourse.model import Decoder, check_ids
@@ -96,6 +97,12 @@ def _check_room(
         raise InputError(
             f"{needed} positions for the text and {max_new_tokens} new tokens: this model has "
             f"{model.config.max_position_embeddings}; lower max_new_tokens or shorten the text"
+        )
+    capacity = None if cache is None else cache.plan.capacity
+    if capacity is not None and needed > capacity and FULL in model.config.layer_types:
+        raise InputError(
+            f"{needed} slots for the text and {max_new_tokens} new tokens: the plan fixes capacity={capacity}; "
+            "give a larger capacity, or None to grow on demand"
         )
 
 

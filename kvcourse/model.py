@@ -144,13 +144,26 @@ class Decoder(nn.Module):
         """
         self._check(input_ids, cache)
         batch, tokens = input_ids.shape
-        if cache is not None:
-            positions = cache.begin(tokens, attention_mask, device=self.device)
-            masks = {}
-        else:
+        if cache is None:
             positions = self._positions(batch, tokens, attention_mask)
             windows = {self.config.window(i) for i in range(self.config.num_layers)}
             masks = {window: causal_mask(positions, positions, window) for window in windows}
+            return self._run(input_ids, positions, masks, None, last_only)
+        positions = cache.begin(tokens, attention_mask, device=self.device)
+        try:
+            logits = self._run(input_ids, positions, {}, cache, last_only)
+        except (
+            BaseException
+        ):  # an interrupt too: what was announced must not wait for a layer that never comes
+            cache.rollback()
+            raise
+        cache.commit()
+        return logits
+
+    def _run(
+        self, input_ids: Tensor, positions: Tensor, masks: dict, cache: "KVCache | None", last_only: bool
+    ) -> Tensor:
+        """The layers, for tokens whose positions are known. positions: (batch, tokens), -1 for padding."""
         longest = int(positions.max()) + 1
         if longest > self.config.max_position_embeddings:
             raise InputError(
@@ -164,10 +177,7 @@ class Decoder(nn.Module):
         x = self.embed_tokens(input_ids)  # (B, T, hidden)
         for block in self.layers:
             x = block(x, turn, masks, cache)
-        logits = self.lm_head(self.norm(x[:, -1:] if last_only else x))
-        if cache is not None:
-            cache.commit()
-        return logits
+        return self.lm_head(self.norm(x[:, -1:] if last_only else x))
 
     def _positions(self, batch: int, tokens: int, attention_mask: Tensor | None) -> Tensor:
         """(batch, tokens), -1 for padding."""

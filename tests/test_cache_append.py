@@ -92,3 +92,38 @@ def test_the_caller_may_write_to_its_tensors_before_the_step_ends(window):
                 copy.fill_(torch.nan)
     ids = torch.randint(0, 256, (1, 3), generator=torch.Generator().manual_seed(2))
     assert torch.equal(model(ids, spoiled), model(ids, kept))
+
+
+def test_a_refused_model_call_leaves_no_step_behind():
+    """A forward that is refused after `begin` must not make the next bare `attend` wait for a commit."""
+    model = kv.tiny_model(max_position_embeddings=8)
+    cache = kv.KVCache(model.config)
+    with pytest.raises(kv.InputError, match="positions for 8"):
+        model(torch.zeros(1, 9, dtype=torch.long), cache)
+    for layer, (k, v) in enumerate(random_kv(model, 1, 9)):
+        cache.append(layer, k, v)
+    assert cache.seen == (9,)
+
+
+def test_rollback_drops_an_announced_step():
+    model = kv.tiny_model()
+    cache = kv.KVCache(model.config)
+    cache.begin(3)
+    cache.append(0, *random_kv(model, 1, 3)[0])
+    cache.rollback()
+    assert cache.seen == (0,)
+    with pytest.raises(kv.InputError, match=r"commit\(\) after 0"):
+        cache.commit()
+
+
+def test_generate_refuses_what_a_fixed_capacity_cannot_hold():
+    model = kv.tiny_model()
+    cache = kv.KVCache(model.config, kv.Plan(capacity=10))
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(kv.InputError, match="capacity=10"):
+        kv.generate(model, ids, 8, cache=cache, eos_token_id=())
+    assert cache.seen == (0,)
+    assert kv.generate(model, ids, 7, cache=cache, eos_token_id=()).shape == (1, 7)
+    sliding = kv.tiny_model(sliding_window=6)
+    cache = kv.KVCache(sliding.config, kv.Plan(capacity=100, block_size=4))
+    assert kv.generate(sliding, ids, 120, cache=cache, eos_token_id=()).shape == (1, 120)
