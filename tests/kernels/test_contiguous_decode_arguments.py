@@ -24,6 +24,7 @@ BAD = {
     "heads that do not divide": ({"q": torch.zeros(2, 3, 8)}, "whole number"),
     "no kv heads": ({"k": torch.zeros(2, 0, 5, 8), "v": torch.zeros(2, 0, 5, 6)}, "whole number"),
     "two types": ({"k": torch.zeros(2, 2, 5, 8, dtype=torch.float16)}, "one floating type"),
+    "values of another type": ({"v": torch.zeros(2, 2, 5, 6, dtype=torch.float16)}, "one floating type"),
     "integers": (
         {name: torch.zeros(2, 2, 5, 8, dtype=torch.int32)[:, :, :n] for name, n in (("k", 5), ("v", 5))},
         "type",

@@ -86,6 +86,15 @@ def test_lengths_may_lie_on_either_device():
     assert torch.equal(contiguous_decode(*case.arguments, backend="triton"), here)
 
 
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_a_length_above_the_capacity_counts_as_the_capacity(num_splits):
+    """Lengths on the GPU are not read back; past the last slot lie the keys of another head."""
+    case = make_case((4, 2, 16, 16), [LONG, LONG], None, LONG).to(DEVICE, torch.float32)
+    expected = attend(case, num_splits)
+    case.lengths = torch.tensor([LONG + 40, LONG], dtype=torch.int32)
+    assert torch.equal(attend(case, num_splits), expected)
+
+
 def test_chosen_backend_is_triton_on_a_gpu_only():
     case = make_case(SHAPES[1], [4], None, 4).to(DEVICE, torch.float16)
     assert choose_backend(case.q, case.k, case.v, case.lengths) == ("triton" if DEVICE == "cuda" else "torch")
