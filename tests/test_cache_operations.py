@@ -276,7 +276,9 @@ class TestCounters:
         assert cache.seen == (2, 9)
         assert cache.lengths == kept
 
-    @pytest.mark.parametrize(("filled", "slots"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (100, 128)])
+    @pytest.mark.parametrize(
+        ("filled", "slots"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (100, 128)]
+    )
     def test_capacity_doubles_when_it_is_exceeded_and_not_before(self, filled, slots):
         model = model_named("gqa")
         cache = kv.KVCache(model.config, kv.Plan(block_size=16))

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from hf_models import CLASSES, ROPES, difference, hf_model, load, tokens
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import in_float64, left_padded, positions_of
 from strategies import FEW, head_counts, seeds, windows
@@ -148,6 +148,7 @@ def test_yarn_without_a_factor_stretches_to_the_positions_of_the_model():
 def test_random_configs(
     tmp_path_factory, family, heads, half_head_dim, layers, rope, window, tied, length, seed
 ):
+    assume(rope != "dynamic" or half_head_dim > 1)  # transformers 5.24 divides by head_dim - 2 there
     num_heads, num_kv_heads = heads
     fields = {
         "num_attention_heads": num_heads,
