@@ -19,7 +19,7 @@ SECTIONS = [
 MAX_LINES, USUAL_LINES = 25, 15
 MAX_WORDS = 160
 MAX_WIDGET_BYTES = 2_000_000
-MACHINE = re.compile(r"/home/|/Users/|/root/|/tmp/|/work/|[A-Z]:\\|site-packages|\.venv|file://")
+MACHINE = re.compile(r"/(?:home|Users|root|tmp|work|mnt|var)/|[A-Z]:\\\\|site-packages|\.venv|file://")
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
 
