@@ -108,7 +108,7 @@ def fits(
     """
     gpu = parse_bytes(gpu_bytes)
     _check_count("context", context, 1)
-    if not 0 <= reserve < 1:
+    if not isinstance(reserve, int | float) or not 0 <= reserve < 1:
         raise InputError(f"reserve={reserve!r}: expected a share of the memory, at least 0 and below 1")
     weights = weight_size(config, dtype, weight_bytes, parameters)
     reserved = math.ceil(gpu * reserve)

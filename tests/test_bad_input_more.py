@@ -298,33 +298,3 @@ class TestFilesAndCommandLine:
             done = subprocess.run(command, capture_output=True, env=environment, check=True)
             assert done.stdout.isascii()
         assert len(json.loads(done.stdout)) == len(kv.claims.CLAIMS)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prefill": 2.5}, "prefill"),
-        ({"prefill": 0}, "prefill"),
-        ({"chunk": True}, "chunk"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": "many"}, "max_tokens"),
-    ],
-)
-def test_quality_needs_whole_numbers(options, message):
-    model = kv.tiny_model()
-    with pytest.raises(kv.InputError, match=message):
-        kv.evaluate.perplexity(model, list(range(40)), **({"prefill": 8} | options))
-
-
-@pytest.mark.parametrize("text", [None, 1.5, [1.5, 2.5], [True, False], object(), ["a"]])
-def test_quality_needs_text_or_ids(text):
-    with pytest.raises(kv.InputError, match="expected a string, or whole numbers"):
-        kv.evaluate.perplexity(kv.tiny_model(), text, prefill=1)
-
-
-@pytest.mark.parametrize(
-    ("arms", "options"), [({"a": 3}, {}), ({"a": int}, {"repeats": 1.5}), ({"a": int}, {"warmup": -1})]
-)
-def test_timing_needs_functions_and_counts(arms, options):
-    with pytest.raises(kv.InputError, match="compare"):
-        kv.bench.compare(arms, **options)

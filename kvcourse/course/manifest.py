@@ -166,10 +166,10 @@ def _build(root: Path, data: dict, problems: list[str]) -> Manifest | None:
     book = data.get("book", {})
     if not _table_is_sound("book", "[book]", book, problems):
         return None
-    parts = [_part(entry, problems) for entry in data.get("part", [])]
+    parts = [_part(entry, problems) for entry in _tables("part", data, problems)]
     planned = [
         Planned(**entry)
-        for entry in data.get("planned", [])
+        for entry in _tables("planned", data, problems)
         if _table_is_sound("planned", f"planned {entry.get('title', '')!r}", entry, problems)
     ]
     api, repository = book.get("api", {}), book.get("repository", {})
@@ -194,21 +194,30 @@ def _build(root: Path, data: dict, problems: list[str]) -> Manifest | None:
 def _part(entry: dict, problems: list[str]) -> Part:
     _table_is_sound("part", f"part {entry.get('title', '')!r}", entry, problems)
     chapters, pages = [], []
-    for table in entry.get("chapter", []):
+    for table in _tables("chapter", entry, problems):
         name = table.get("file", f"a chapter of {entry.get('title')!r}")
         sound = _table_is_sound("chapter", name, table, problems)
         exercises = [
             Exercise(**exercise)
-            for exercise in table.get("exercises", [])
+            for exercise in _tables("exercises", table, problems)
             if _table_is_sound("exercise", f"{name}: exercise {exercise.get('id', '')!r}", exercise, problems)
         ]
         if sound:
             objectives = tuple(table["objectives"])
             chapters.append(Chapter(**{**table, "objectives": objectives, "exercises": tuple(exercises)}))
-    for table in entry.get("page", []):
+    for table in _tables("page", entry, problems):
         if _table_is_sound("page", table.get("file", "a page"), table, problems):
             pages.append(Page(**table))
     return Part(entry.get("title", ""), tuple(chapters), tuple(pages))
+
+
+def _tables(name: str, parent: dict, problems: list[str]) -> list[dict]:
+    """The tables under `name`, none when it is something else, which is a problem."""
+    value = parent.get(name, [])
+    if isinstance(value, list) and all(isinstance(table, dict) for table in value):
+        return value
+    problems.append(f"{name} is {value!r}: expected tables")
+    return []
 
 
 def _table_is_sound(kind: str, name: str, table: dict, problems: list[str]) -> bool:

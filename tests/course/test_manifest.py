@@ -102,3 +102,26 @@ def test_a_number_in_place_of_the_book(tmp_path):
     (tmp_path / "book.toml").write_text("schema = 1\nbook = 3\n")
     with pytest.raises(InputError, match=r"\[book\]: it is 3, expected a table"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("part = 3", "part is 3"),
+        ("part = [3]", r"part is \[3\]"),
+        ('planned = "soon"', "planned is 'soon'"),
+        ('[[part]]\ntitle = "P"\nchapter = 1', "chapter is 1"),
+        ('[[part]]\ntitle = "P"\npage = ["x"]', r"page is \['x'\]"),
+        (
+            '[[part]]\ntitle = "P"\n[[part.chapter]]\nfile = "a.ipynb"\nexercises = [1]',
+            r"exercises is \[1\]",
+        ),
+    ],
+)
+def test_a_value_in_place_of_tables(tmp_path, text, named):
+    book = '[book]\ntitle = "T"\nauthors = ["A"]\ncopyright = "2026"\nlanding = "index.md"\n'
+    (tmp_path / "index.md").write_text("# T\n")
+    head, tail = ("", text) if text.startswith("[") else (text, "")
+    (tmp_path / "book.toml").write_text(f"schema = 1\n{head}\n{book}{tail}\n")
+    with pytest.raises(InputError, match=f"{named}: expected tables"):
+        read_manifest(tmp_path)
