@@ -104,7 +104,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer = None
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Zeros, until weights come: torch's random ones make a "meta" model import torch._dynamo, a second a process.
+        table = torch.zeros(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -196,3 +196,14 @@ def test_public_things_are_documented(name, path):
 @pytest.mark.parametrize(("name", "path"), MODULES)
 def test_nothing_is_left_to_do(name, path):
     assert re.findall(r"\b(?:TODO|FIXME|XXX|HACK)\b", path.read_text("utf-8")) == []
+
+
+def test_a_model_without_numbers_is_built_without_the_compiler():
+    """load_model builds on "meta" and must stay under two seconds; torch._dynamo alone takes one to import."""
+    code = (
+        "import sys, torch, kvcourse as kv\n"
+        "config = kv.tiny_model().config\n"
+        "with torch.device('meta'): kv.Decoder(config)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    assert run_python(code).stdout.strip() == "False"
