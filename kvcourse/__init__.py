@@ -18,7 +18,7 @@ _NAMES = {
 }
 _MODULES = (
     "attention", "bench", "claims", "codecs", "course", "evaluate", "figures", "flops", "kernels", "memory",
-    "storage", "weights",
+    "results", "storage", "training", "weights",
 )  # fmt: skip
 
 __all__ = sorted([*_NAMES, *_MODULES])

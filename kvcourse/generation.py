@@ -1,7 +1,6 @@
 """Decode tokens one by one."""
 
 import itertools
-import math
 from collections.abc import Iterable
 
 import torch
@@ -9,8 +8,7 @@ from torch import Tensor
 
 from kvcourse.attention.padding import read_mask
 from kvcourse.cache import KVCache
-from kvcourse.config import FULL
-from kvcourse.counts import read_count
+from kvcourse.counts import is_number, read_count
 from kvcourse.errors import InputError
 from kvcourse.model import Decoder, check_ids
 
@@ -42,7 +40,7 @@ def generate(
     if not isinstance(model, Decoder):
         raise InputError(f"model is a {type(model).__name__}: expected what load_model or tiny_model gives")
     max_new_tokens = read_count("max_new_tokens", max_new_tokens, least=0)
-    if not isinstance(temperature, int | float) or not 0 <= temperature < math.inf:
+    if not is_number(temperature) or temperature < 0:
         raise InputError(f"temperature={temperature!r}: expected 0 (greedy) or a positive number")
     if cache is not None and not isinstance(cache, KVCache):
         raise InputError(f"cache is a {type(cache).__name__}: expected a kvcourse.KVCache or None")
@@ -90,20 +88,17 @@ def _check_room(
     """Refuse before the first step what would fail at the last one; the last new token is never fed back."""
     new = [width] if attention_mask is None else attention_mask.sum(-1).tolist()
     past = (0,) if cache is None else cache.seen
+    more = max(max_new_tokens - 1, 0)
     # Row by row where both differ: the row that has seen most need not be the one that gets most.
     rows = zip(past, new, strict=True) if len(past) == len(new) else itertools.product(past, new)
-    needed = max(map(sum, rows)) + max(max_new_tokens - 1, 0)
-    if needed > model.config.max_position_embeddings:
+    totals = [sum(row) + more for row in rows]
+    if max(totals) > model.config.max_position_embeddings:
         raise InputError(
-            f"{needed} positions for the text and {max_new_tokens} new tokens: this model has "
+            f"{max(totals)} positions for the text and {max_new_tokens} new tokens: this model has "
             f"{model.config.max_position_embeddings}; lower max_new_tokens or shorten the text"
         )
-    capacity = None if cache is None else cache.plan.capacity
-    if capacity is not None and needed > capacity and FULL in model.config.layer_types:
-        raise InputError(
-            f"{needed} slots for the text and {max_new_tokens} new tokens: the plan fixes capacity={capacity}; "
-            "give a larger capacity, or None to grow on demand"
-        )
+    if cache is not None and len(totals) == cache.batch_size:
+        cache.require_room(totals)
 
 
 def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:

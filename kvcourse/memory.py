@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvcourse.attention.config_reader import config_dict
 from kvcourse.attention.families import layout_of
 from kvcourse.attention.layout import Field
 from kvcourse.codecs.formats import CodecFormat, dtype_bytes, get_format
-from kvcourse.config import RUNNABLE, ModelConfig
 from kvcourse.errors import InputError
+from kvcourse.parameters import parameter_count
+from kvcourse.plan import Plan
 from kvcourse.units import humanize, parse_bytes, parse_tokens
 
 __all__ = [
@@ -59,12 +59,12 @@ def bytes_at(
 
     plan: its storage decides the rounding. "paged": up to whole blocks. "contiguous": up to the capacity that
     the cache allocates. None: no rounding.
-    Errors: InputError for a negative context, a batch below 1, more tokens than the plan's capacity, or a plan
-    that drops tokens or shares them.
+    Errors: InputError for a negative context, a batch below 1, more tokens than the plan's capacity or blocks
+    hold, or a plan that drops tokens or shares them.
     """
     _check_count("context", context, 0)
     _check_count("batch", batch, 1)
-    return batch * _request_size(config, plan, dtype, codec)(context)
+    return batch * _request_size(config, plan, dtype, codec, batch)(context)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Fit:
     request_bytes: one request of `context` tokens. requests: how many of them fit. tokens: tokens that the whole
     room holds when it is filled with such requests, the part of a last one included. longest: the longest single
     request that fits, None when memory does not limit it (all layers have windows or fixed states), and never
-    more than the plan's capacity.
+    more than the plan's capacity or blocks hold.
     """
 
     gpu_bytes: int
@@ -146,7 +146,14 @@ def crossover_tokens(
     weights = weight_size(config, dtype, weight_bytes, parameters)
     size = _request_size(config, plan, dtype, codec)
     below = _last(lambda tokens: size(tokens) < weights, plan)
-    return None if below is None or below == getattr(plan, "capacity", None) else below + 1
+    return None if below is None or below == _most_tokens(plan) else below + 1
+
+
+def _most_tokens(plan: Plan | None) -> int | None:
+    """Tokens of the longest request that the plan has room for; None when it grows on demand."""
+    if plan is None:
+        return None
+    return plan.capacity or (plan.num_blocks and (plan.num_blocks - 1) * plan.block_size)
 
 
 def weight_size(
@@ -162,31 +169,12 @@ def weight_size(
     return parameters * dtype_bytes(dtype)
 
 
-def parameter_count(config: Any) -> int:
-    """Parameters of a dense Llama-family model, exactly; a tied head counts once.
-
-    Errors: InputError for other families: give `weight_bytes` or `parameters` there.
-    """
-    if not isinstance(config, ModelConfig):
-        raw = config_dict(config)
-        if raw.get("model_type") not in RUNNABLE:
-            raise InputError(
-                f"cannot count the parameters of a {raw.get('model_type')!r} model (only of "
-                f"{', '.join(RUNNABLE)}): give weight_bytes or parameters (--weights on the command line)"
-            )
-        config = ModelConfig.from_hf(raw)
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    attention = hidden * (queries + 2 * keys) + queries * hidden
-    attention += config.attention_bias * (queries + 2 * keys) + config.attention_out_bias * hidden
-    attention += config.qk_norm * 2 * config.head_dim
-    mlp = 3 * hidden * inner + config.mlp_bias * (2 * inner + hidden)
-    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return config.num_layers * (attention + mlp + 2 * hidden) + hidden + embeddings
-
-
 def _format(plan: Any, codec: str | None) -> CodecFormat:
-    return get_format(codec or (plan.codec if plan is not None else "auto"))
+    if plan is not None and not isinstance(plan, Plan):
+        raise InputError(
+            f"plan is a {type(plan).__name__}: expected a kvcourse.Plan, or None for nothing rounded"
+        )
+    return get_format(codec if codec is not None else "auto" if plan is None else plan.codec)
 
 
 def _growth(config: Any, plan: Any, dtype: Any, codec: str | None, counts: Callable[[Field], bool]) -> int:
@@ -201,9 +189,11 @@ def _growth(config: Any, plan: Any, dtype: Any, codec: str | None, counts: Calla
     )
 
 
-def _request_size(config: Any, plan: Any, dtype: Any, codec: str | None) -> Callable[[int], int]:
+def _request_size(
+    config: Any, plan: Any, dtype: Any, codec: str | None, batch: int = 1
+) -> Callable[[int], int]:
     """tokens -> bytes of one request. The config is read once, however often this is asked."""
-    form, full, entries = _format(plan, codec), dtype_bytes(dtype), _rounding(plan)
+    form, full, entries = _format(plan, codec), dtype_bytes(dtype), _rounding(plan, batch)
     layers = Counter(layout_of(config))
 
     def size(tokens: int) -> int:
@@ -221,8 +211,8 @@ def _request_size(config: Any, plan: Any, dtype: Any, codec: str | None) -> Call
     return size
 
 
-def _rounding(plan: Any) -> Callable[[Field, int], int]:
-    """(field, tokens) -> entries that the plan's storage allocates for them."""
+def _rounding(plan: Any, batch: int) -> Callable[[Field, int], int]:
+    """(field, tokens) -> entries that the plan's storage allocates for them, in each of `batch` sequences."""
     if plan is None:
         return lambda field, tokens: field.entries(tokens)
     for axis in ("sharing", "eviction"):
@@ -232,12 +222,24 @@ def _rounding(plan: Any) -> Callable[[Field, int], int]:
                 "size the plan without it, and measure the saving"
             )
     if plan.storage == "paged":
-        return lambda field, tokens: -(-field.entries(tokens) // plan.block_size) * plan.block_size
+        return lambda field, tokens: _paged_entries(field, tokens, plan, batch)
     from kvcourse.storage.contiguous import capacity_for
 
     return lambda field, tokens: capacity_for(
         tokens // field.stride, field.window, plan.block_size, plan.capacity
     )
+
+
+def _paged_entries(field: Field, tokens: int, plan: Plan, batch: int) -> int:
+    from kvcourse.storage.block_table import held_blocks
+
+    blocks = held_blocks(tokens // field.stride, field.window, plan.block_size)
+    if plan.num_blocks is not None and batch * blocks > plan.num_blocks - 1:
+        raise InputError(
+            f"{batch} × {tokens} tokens fill {batch * blocks} blocks: the plan has num_blocks={plan.num_blocks}, one "
+            "of them null; give more or larger blocks, or None to grow on demand"
+        )
+    return blocks * plan.block_size
 
 
 def _last(holds: Callable[[int], bool], plan: Any) -> int | None:
@@ -246,7 +248,7 @@ def _last(holds: Callable[[int], bool], plan: Any) -> int | None:
     Sizes fall when a group of tokens closes, so they do not always rise. At whole groups they do, and the halves
     of a power of two are whole groups (of a power of two) until one group is left, inside which they rise again.
     """
-    capacity = None if plan is None else plan.capacity
+    capacity = _most_tokens(plan)
     low, high = 0, capacity or LONGEST
     if holds(high):
         return capacity

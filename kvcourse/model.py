@@ -1,81 +1,30 @@
-"""A small decoder of the Llama family that runs with or without a KV cache.
+"""A small decoder of the Llama and DeepSeek families that runs with or without a KV cache.
 
 Module names are those of Hugging Face checkpoints without the leading "model.", so their weights load as they are.
 """
 
+from collections.abc import Iterator
 from dataclasses import fields
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
-from kvcourse.attention.gqa import attention, causal_mask
+from kvcourse.attention.gqa import GroupedAttention, causal_mask
+from kvcourse.attention.mla import LatentAttention
 from kvcourse.attention.padding import positions_of, read_mask
-from kvcourse.attention.rope import frequencies, rotate, rotations
+from kvcourse.attention.rope import frequencies, rotations
 from kvcourse.config import ModelConfig
 from kvcourse.counts import read_count
 from kvcourse.errors import InputError
+from kvcourse.experts import MixtureOfExperts
+from kvcourse.feed_forward import SwiGLU
+from kvcourse.norm import RMSNorm
 from kvcourse.placement import read_device, read_dtype
 
 if TYPE_CHECKING:
     from kvcourse.cache import KVCache
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) · weight (Zhang and Sennrich 2019), in at least float32 inside."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (…, size). Returns the same shape and dtype."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
-
-
-class Attention(nn.Module):
-    """Projections, rotary embedding, and attention over the cache or over the input alone."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.head_dim, self.window = layer, config.head_dim, config.window(layer)
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_out_bias)
-        if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        else:
-            self.q_norm = self.k_norm = nn.Identity()
-
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], masks: dict, cache: "KVCache | None") -> Tensor:
-        """x: (batch, tokens, hidden). turn: cos and sin of the positions. masks: by window, used without a cache."""
-        heads = (*x.shape[:-1], -1, self.head_dim)
-        q = rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), *turn)  # (B, H, T, D)
-        k = rotate(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), *turn)  # (B, H_kv, T, D)
-        v = self.v_proj(x).view(heads).transpose(1, 2)  # (B, H_kv, T, D)
-        out = attention(q, k, v, masks[self.window]) if cache is None else cache.attend(self.layer, q, k, v)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # (B, T, hidden)
-
-
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) · up(x)) (Shazeer 2020)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (batch, tokens, hidden). Returns the same shape."""
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
@@ -84,9 +33,12 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
+        self.self_attn = (LatentAttention if config.is_latent else GroupedAttention)(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = SwiGLU(config)
+        if config.has_experts(layer):
+            self.mlp = MixtureOfExperts(config)
+        else:
+            self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], masks: dict, cache: "KVCache | None") -> Tensor:
         """x: (batch, tokens, hidden). Returns the same shape."""
@@ -174,12 +126,18 @@ class Decoder(nn.Module):
             )
         if self._rope is None or self._rope[0].device != self.device:
             self._rope = frequencies(self.config, self.device)
-        freqs, factor = self._rope
-        turn = rotations(freqs, positions.clamp(min=0), factor, self.dtype)
         x = self.embed_tokens(input_ids)  # (B, T, hidden)
-        for block in self.layers:
+        for block, turn in zip(self.layers, self._turns(positions.clamp(min=0)), strict=True):
             x = block(x, turn, masks, cache)
         return self.lm_head(self.norm(x[:, -1:] if last_only else x))
+
+    def _turns(self, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """cos and sin for every layer: the same ones, unless layers have frequencies of their own."""
+        freqs, factor = self._rope
+        if freqs.dim() == 1:
+            yield from repeat(rotations(freqs, positions, factor, self.dtype), self.config.num_layers)
+        else:
+            yield from (rotations(row, positions, factor, self.dtype) for row in freqs)
 
     def _positions(self, batch: int, tokens: int, attention_mask: Tensor | None) -> Tensor:
         """(batch, tokens), -1 for padding."""
@@ -190,6 +148,8 @@ class Decoder(nn.Module):
 
     def _check(self, input_ids: Tensor, cache: "KVCache | None") -> None:
         check_ids(input_ids)
+        if self.device.type == "meta":
+            raise InputError("the model is on 'meta', which holds no numbers: load its weights first")
         if input_ids.device != self.device:
             raise InputError(f"input_ids is on {input_ids.device} and the model on {self.device}: move one")
         low, high = input_ids.aminmax()
@@ -232,6 +192,8 @@ def tiny_model(
 ) -> Decoder:
     """A model with random weights for tests and experiments; every field of ModelConfig may be given.
 
+    With kv_lora_rank it is an MLA model, of as many kv heads as heads; dims that are not given are head_dim.
+
     Norms and biases are random too, so that a test notices when one is left out.
     """
     device, dtype = read_device("cpu" if device is None else device), read_dtype(dtype)
@@ -242,6 +204,10 @@ def tiny_model(
     hidden_size = config.setdefault(
         "hidden_size", read_count("num_heads", num_heads) * read_count("head_dim", head_dim)
     )
+    if config.get("kv_lora_rank") is not None:
+        num_kv_heads = num_heads
+        for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+            config.setdefault(name, head_dim)
     config.setdefault("intermediate_size", 2 * read_count("hidden_size", hidden_size))
     model = Decoder(
         ModelConfig(
@@ -250,9 +216,9 @@ def tiny_model(
         )
     )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        spread = 0.2 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
-        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * spread
-        parameter.data = values + 1 if "norm" in name else values
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        spread = 0.2 if tensor.dim() == 1 else tensor.shape[-1] ** -0.5
+        values = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * spread
+        tensor.data = values + 1 if "norm" in name else values
     model.tie_weights()
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False)

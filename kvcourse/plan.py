@@ -8,7 +8,7 @@ from kvcourse.errors import InputError
 
 # Every name that a plan knows, and whether this release can run it (memory.py sizes them all).
 ATTENTION = {"auto": True}
-STORAGE = {"contiguous": True, "paged": False}
+STORAGE = {"contiguous": True, "paged": True}
 SHARING = {None: True, "radix": False}
 EVICTION = {None: True, "streaming": False, "h2o": False, "scissorhands": False}
 
@@ -26,6 +26,7 @@ class Plan:
     block_size: tokens in the smallest unit of storage. A contiguous array starts with one block and doubles;
         a sliding window keeps one block more than it needs, so that the last block can be rolled back.
     capacity: slots to allocate per sequence at once (contiguous storage only); None grows on demand.
+    num_blocks: blocks of the pool, the null block included (paged storage only); None grows on demand.
 
     Errors: InputError for a name that no release knows. A name that this release can size but not run is
     refused by KVCache.
@@ -38,6 +39,7 @@ class Plan:
     eviction: str | None = None
     block_size: int = 16
     capacity: int | None = None
+    num_blocks: int | None = None
 
     def __post_init__(self) -> None:
         for axis, known in (
@@ -47,14 +49,19 @@ class Plan:
             if not isinstance(value, str | None) or value not in known:
                 raise InputError(f"{axis}={value!r}: expected one of {', '.join(map(repr, known))}")
         get_format(self.codec)  # refuses a name that nobody knows
-        for name in ("block_size", "capacity"):
+        for name, least in (("block_size", 1), ("capacity", 1), ("num_blocks", 2)):
             value = getattr(self, name)
             if name == "block_size" or value is not None:
-                object.__setattr__(self, name, read_count(name, value))
+                object.__setattr__(self, name, read_count(name, value, least))
         if self.capacity is not None and self.storage != "contiguous":
             raise InputError(
                 f"capacity={self.capacity} with storage={self.storage!r}: only contiguous storage has a "
                 "capacity per sequence; leave it out"
+            )
+        if self.num_blocks is not None and self.storage != "paged":
+            raise InputError(
+                f"num_blocks={self.num_blocks} with storage={self.storage!r}: only paged storage has a pool of "
+                "blocks; leave it out, or give capacity"
             )
 
     def require_runnable(self) -> None:

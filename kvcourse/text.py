@@ -3,7 +3,9 @@
 import math
 import platform
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +40,86 @@ def sample_text(tokens: int, seed: int = 0) -> str:
 def text_source() -> str:
     """Where `sample_text` comes from, with the Python version that decides its wording."""
     return f"pydoc_data.topics of Python {platform.python_version()}"
+
+
+@dataclass(frozen=True)
+class SplitText:
+    """Two texts without a paragraph in common, short ones aside (`split_text`).
+
+    train_topics, held_out_topics: the topics that each is made of.
+    """
+
+    train: str
+    held_out: str
+    train_topics: tuple[str, ...]
+    held_out_topics: tuple[str, ...]
+
+
+# Headings and one-line examples occur in many topics and say nothing of what the next topic holds.
+_SHARED_CHARACTERS = 60
+
+
+def split_text(share: float = 0.15, seed: int = 0) -> SplitText:
+    """The text of `sample_text` in two parts, by topic: one to train on, one to measure on.
+
+    Topics of `pydoc_data.topics` quote each other: "specialnames" holds all of "customization". Topics that have a
+    paragraph of at least 60 characters in common therefore stay on one side, and a paragraph that comes again
+    is left out. share: how much of the text is held out, as nearly as whole topics allow. seed: decides which ones.
+
+    Errors: InputError for a share outside 0 to 1.
+    """
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
+        raise InputError(f"share={share!r}: expected a number between 0 and 1, such as 0.15")
+    from pydoc_data.topics import topics
+
+    texts = _without_repeats(topics)
+    groups = _groups_that_share(topics)
+    random.Random(read_count("seed", seed, least=0)).shuffle(groups)
+    wanted = share * sum(map(len, texts.values()))
+    held_out: list[str] = []
+    for group in groups:
+        size = sum(len(texts[name]) for name in group)
+        if size <= wanted:  # a group that is too large stays in the training text
+            held_out += group
+            wanted -= size
+    train = [name for group in groups for name in group if name not in held_out]
+    parts = ["\n\n".join(texts[name] for name in names if texts[name]) for names in (train, held_out)]
+    return SplitText(*parts, tuple(train), tuple(held_out))
+
+
+def _paragraphs(text: str) -> list[str]:
+    return re.split(r"\n\s*\n", text.strip())
+
+
+def _without_repeats(topics: Mapping[str, str]) -> dict[str, str]:
+    """Each topic without the paragraphs that it, or a topic earlier in the alphabet, already has."""
+    seen: set[str] = set()
+    texts = {}
+    for name in sorted(topics):
+        kept = []
+        for paragraph in _paragraphs(topics[name]):
+            words = " ".join(paragraph.split())
+            if len(words) < _SHARED_CHARACTERS or words not in seen:
+                kept.append(paragraph)
+                seen.add(words)
+        texts[name] = "\n\n".join(kept)
+    return texts
+
+
+def _groups_that_share(topics: Mapping[str, str]) -> list[list[str]]:
+    """The topics in groups, so that no long paragraph occurs in two groups. Sorted by their first topic."""
+    group_of: dict[str, set[str]] = {name: {name} for name in sorted(topics)}
+    first_with: dict[str, str] = {}
+    for name in sorted(topics):
+        for paragraph in _paragraphs(topics[name]):
+            words = " ".join(paragraph.split())
+            if len(words) < _SHARED_CHARACTERS:
+                continue
+            other = first_with.setdefault(words, name)
+            if group_of[other] is not group_of[name]:
+                joined = group_of[other] | group_of[name]
+                group_of.update(dict.fromkeys(joined, joined))
+    return sorted({id(group): sorted(group) for group in group_of.values()}.values())
 
 
 def token_ids(model: Any, text: Text, tokenizer: Any = None, max_tokens: int | None = None) -> list[int]:

@@ -102,7 +102,7 @@ def hint_cpu_build():
 def pip_install():
     """Run pip with its output in the log and, on a terminal, its present step on one line."""
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    command += ["-c", "constraints.txt", "-e", ".[course,test,book]"]
+    command += ["-c", "constraints.txt", "-e", ".[course,grade,test,book]"]
     environment = dict(os.environ, PIP_USER="0", PYTHONUTF8="1")
     pip = subprocess.Popen(
         command,

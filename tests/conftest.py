@@ -1,5 +1,7 @@
 """What all tests share: fixed random numbers, and the real model where it is."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -23,6 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("model"):
             item.add_marker(pytest.mark.skip(reason=f"needs {MODEL}: run `kvcourse model` once"))
+
+
+@pytest.fixture(scope="module", params=["contiguous", "paged"])
+def every_storage(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a whole module once on each storage, for all caches that it makes with `tiny_models.new_cache`."""
+    from tiny_models import PLANS, using
+
+    with using(PLANS[request.param]):
+        yield request.param
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,14 @@
 """Random models of transformers, as oracles of ours."""
 
+import types
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
 import torch
 import transformers
+from oracles import in_float64
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 import kvcourse as kv
 
@@ -12,6 +19,11 @@ CLASSES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+# Apart from the others: what a token leaves is a latent, and most fields have other names.
+LATENT_CLASSES = {
+    "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
+    "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
 }
 VOCAB = 97
 
@@ -100,16 +112,91 @@ def hf_model(family, seed=0, **fields):
         settings["hidden_size"] = 72  # its head_dim is always hidden_size / num_heads
     else:
         settings["head_dim"] = 12
-    config_class, model_class = CLASSES[family]
+    return _random(CLASSES[family], settings | fields, seed)
+
+
+def hf_latent_model(family, seed=0, **fields):
+    """The same of DeepSeek, with sizes that have nothing in common; dense where nothing else is said."""
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 42,
+        "intermediate_size": 50,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "kv_lora_rank": 22,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 7,
+        "first_k_dense_replace": 99,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 9,
+        "n_group": 4,
+        "topk_group": 2,
+        "max_position_embeddings": 128,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    model = _random(LATENT_CLASSES[family], settings | fields, seed)
+    model.set_experts_implementation("eager")  # the others have no float64 and refuse odd sizes
+    return model
+
+
+def _random(classes, settings, seed):
+    config_class, model_class = classes
     torch.manual_seed(seed)
-    model = model_class(config_class(**settings | fields))
+    model = model_class(config_class(**settings))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:
                 weight.uniform_(0.5, 1.5)
             else:
                 weight.normal_(std=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     return model.eval()
+
+
+class _Wide:
+    """torch, in which float32 is float64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+@contextmanager
+def latent_in_float64(hf_model):
+    """`oracles.in_float64` of a DeepSeek model, for as long as the context is open.
+
+    Its code computes in float32 in more places than the norms: the routers, and in V2 the rotation. There
+    "float32" is made to mean float64. The angles, and their cos and sin, stay float32 as everywhere; V2 takes them
+    from `torch.polar`, which rounds some of them differently, so they are taken from cos and sin here.
+    """
+
+    def angles(self, x, position_ids):
+        freqs = position_ids[..., None].float() * self.inv_freq.float()  # (batch, tokens, D_r / 2)
+        factor = self.attention_scaling
+        return torch.complex(freqs.cos() * factor, freqs.sin() * factor).to(torch.complex128)
+
+    def turn(q, k, freqs):
+        pairs = [torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k)]
+        return [torch.view_as_real(x * freqs[:, None]).flatten(-2) for x in pairs]
+
+    model = in_float64(hf_model)
+    with ExitStack() as stack:
+        for module in (modeling_deepseek_v2, modeling_deepseek_v3):
+            stack.enter_context(patch.object(module, "torch", _Wide()))
+        if isinstance(model, transformers.DeepseekV2ForCausalLM):
+            model.model.rotary_emb.forward = types.MethodType(angles, model.model.rotary_emb)
+            stack.enter_context(patch.object(modeling_deepseek_v2, "apply_rotary_emb", turn))
+        yield model
 
 
 def tokens(*shape, seed=0):

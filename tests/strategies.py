@@ -10,7 +10,7 @@ FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 MANY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
 # What a model can differ in as far as its cache is concerned: keyword arguments of `kvcourse.tiny_model`.
-# Head dimensions are not powers of two, and heads come in MHA, GQA and MQA.
+# Dimensions are not powers of two; a token leaves heads (MHA, GQA, MQA) or a latent and a rotary key (MLA).
 CACHE_VARIANTS = {
     "mha": {"num_heads": 3, "num_kv_heads": 3, "head_dim": 6},
     "gqa": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 10},
@@ -20,6 +20,25 @@ CACHE_VARIANTS = {
     "window_4": {"sliding_window": 4, "layer_types": ("sliding_attention",) * 2},
     "window_then_full": {"sliding_window": 3, "layer_types": ("sliding_attention", "full_attention")},
     "full_then_window": {"sliding_window": 7, "layer_types": ("full_attention", "sliding_attention")},
+    "mla": {"num_heads": 3, "head_dim": 6, "kv_lora_rank": 10},
+    "mla_unequal_dims": {
+        "num_heads": 5,
+        "kv_lora_rank": 7,
+        "q_lora_rank": 9,
+        "qk_nope_head_dim": 3,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 5,
+        "rope_interleave": True,
+    },
+    "mla_own_frequencies": {
+        "num_heads": 2,
+        "kv_lora_rank": 12,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "latent_norm": False,
+        "rope_frequencies": ((1.0, 0.3), (0.2, 0.01)),
+    },
 }
 
 

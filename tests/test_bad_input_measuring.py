@@ -1,8 +1,10 @@
 """Bad input to the measuring tools and the memory arithmetic: one clear line each."""
 
 import pytest
+import torch
 
 import kvcourse as kv
+from kvcourse.training import Recipe, train
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,54 @@ def test_timing_needs_functions_and_counts(arms, options):
 def test_memory_needs_a_share_as_reserve(reserve):
     with pytest.raises(kv.InputError, match="expected a share of the memory"):
         kv.memory.fits("llama-3-8b", "80GB", 4096, reserve=reserve)
+
+
+# ---- training and counting -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recipe": None}, "recipe is a NoneType: expected a kvcourse.training.Recipe"),
+        ({"evaluate_at": 3}, "evaluate_at=3: expected steps"),
+        ({"parameters": None}, "parameters=None: expected names of weights"),
+        ({"parameters": [None]}, "parameters=.None.: expected names of weights"),
+    ],
+)
+def test_training(change, message):
+    arguments = {
+        "recipe": Recipe(steps=1, batch=1, context=4, learning_rate=1e-3, warmup=0),
+        "held_out": range(9),
+    } | change
+    with pytest.raises(kv.InputError, match=message):
+        train(kv.tiny_model(), range(9), progress=False, **arguments)
+
+
+@pytest.mark.parametrize("count", ["2", None, 2.5, float("nan"), 0, -1, True])
+def test_operations_of_what_is_no_count(count):
+    model = kv.tiny_model().config
+    for call in (kv.flops.forward, kv.flops.generation):
+        with pytest.raises(kv.InputError, match="expected a whole number of at least 1"):
+            call(model, count)
+
+
+def test_a_generation_without_end_is_refused_at_once():
+    with pytest.raises(kv.InputError, match="expected a whole number of at most"):
+        kv.flops.generation(kv.tiny_model().config, 1 << 70)
+
+
+def test_a_step_announced_on_another_device():
+    cache = kv.KVCache(kv.tiny_model().config)
+    cache.begin(3, device="meta")
+    q, k = torch.zeros(1, 4, 3, 16), torch.zeros(1, 2, 3, 16)
+    with pytest.raises(kv.InputError, match="announced on meta, and its tensors are on cpu"):
+        cache.attend(0, q, k, k)
+    assert cache.seen == (0,)
+    assert cache.nbytes == 0
+
+
+@pytest.mark.parametrize("device", ["tape", 1.5, None, "cuda:99"])
+def test_a_step_announced_on_no_device(device):
+    cache = kv.KVCache(kv.tiny_model().config)
+    with pytest.raises(kv.InputError, match="device"):
+        cache.begin(3, device=device)

@@ -123,7 +123,7 @@ def test_max_window_layers_may_be_zero():
 
 
 @pytest.mark.parametrize(
-    "axis", ["attention", "storage", "sharing", "codec", "eviction", "block_size", "capacity"]
+    "axis", ["attention", "storage", "sharing", "codec", "eviction", "block_size", "capacity", "num_blocks"]
 )
 @pytest.mark.parametrize("value", [[], {}, 1.5, True])
 def test_plan(axis, value):
@@ -168,7 +168,8 @@ def test_no_cache(model, cache):
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_new_tokens": True}, {"temperature": "warm"}, {"temperature": None}, {"seed": "a"}, {"seed": 1.5},
+        {"max_new_tokens": True}, {"temperature": "warm"}, {"temperature": None},
+        {"temperature": 10**400}, {"seed": "a"}, {"seed": 1.5},
         {"eos_token_id": "a"}, {"eos_token_id": 1.5}, {"eos_token_id": [1, "a"]}, {"eos_token_id": 1 << 70},
         {"model": None}, {"model": "smollm2-135m"},
     ],

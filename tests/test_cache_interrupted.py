@@ -9,9 +9,16 @@ from tiny_models import check_next, model_named, new_cache, tokens
 import kvcourse as kv
 from kvcourse.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("every_storage")
+
 
 class InterruptionError(Exception):
     """Raised in the middle of a forward."""
+
+
+def method_of(model):
+    """The name of the cache's method that the model's layers call."""
+    return "attend_latent" if model.config.is_latent else "attend"
 
 
 @pytest.fixture(params=CACHE_VARIANTS)
@@ -29,7 +36,8 @@ class TestInterruptedForward:
         cache, history = new_cache(model), []
         if start:
             check_next(model, cache, [history], tokens(1, start))
-        attend = kv.KVCache.attend
+        method = method_of(model)
+        attend = getattr(kv.KVCache, method)
 
         def failing(self, layer, *args, **kwargs):
             if layer == broken_layer and when == "before":
@@ -41,7 +49,7 @@ class TestInterruptedForward:
 
         for _ in range(2):
             with monkeypatch.context() as patch:
-                patch.setattr(kv.KVCache, "attend", failing)
+                patch.setattr(kv.KVCache, method, failing)
                 with pytest.raises(InterruptionError):
                     model(tokens(1, 5, seed=1), cache=cache)
             assert cache.seen == (start,)
@@ -73,7 +81,8 @@ class TestInterruptedForward:
     def test_a_ragged_batch(self, model, monkeypatch):
         cache, rows = new_cache(model, 2), [[], []]
         check_next(model, cache, rows, *left_padded([[1, 2, 3, 4, 5], [6]]))
-        attend = kv.KVCache.attend
+        method = method_of(model)
+        attend = getattr(kv.KVCache, method)
 
         def failing(self, layer, *args, **kwargs):
             if layer == 1:
@@ -82,7 +91,7 @@ class TestInterruptedForward:
 
         ids, mask = left_padded([[7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
         with monkeypatch.context() as patch:
-            patch.setattr(kv.KVCache, "attend", failing)
+            patch.setattr(kv.KVCache, method, failing)
             with pytest.raises(InterruptionError):
                 model(ids, cache=cache, attention_mask=mask)
         assert cache.seen == (5, 1)

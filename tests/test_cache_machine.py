@@ -15,13 +15,14 @@ from hypothesis.stateful import (
 )
 from oracles import DenseRows, left_padded
 from strategies import FEW
-from tiny_models import TIGHT, VOCAB, check_next, model_named, new_cache
+from tiny_models import TIGHT, VOCAB, check_integrity, check_next, current_plan, model_named, new_cache
 
 import kvcourse as kv
 from kvcourse.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("every_storage")
+
 FULL, SLIDING = "full_attention", "sliding_attention"
-BLOCK_SIZE = kv.Plan().block_size
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -81,7 +82,9 @@ class CacheMachine(RuleBasedStateMachine):
         except InputError:
             rolled_back = max(peak - length for peak, length in zip(self.peaks[which], lengths, strict=True))
             assert self.window is not None, "only a window forgets"
-            assert rolled_back > BLOCK_SIZE, "a window can always go back by one block"
+            assert rolled_back > self.caches[which].plan.block_size, (
+                "a window can always go back by one block"
+            )
         else:
             self.crop_oracle(which, lengths)
             self.lengths[which] = lengths
@@ -107,6 +110,7 @@ class CacheMachine(RuleBasedStateMachine):
     def counters_agree(self):
         for cache, lengths in zip(getattr(self, "caches", []), getattr(self, "lengths", []), strict=True):
             assert cache.seen == tuple(lengths)
+            check_integrity(cache)
 
     def teardown(self):
         for which in range(len(getattr(self, "caches", []))):
@@ -157,7 +161,7 @@ class AttendMachine(CacheMachine):
             sliding_window=self.window,
             layer_types=tuple(FULL if window is None else SLIDING for window in self.windows),
         ).config
-        return kv.KVCache(config, kv.Plan(), batch_size=rows)
+        return kv.KVCache(config, current_plan(), batch_size=rows)
 
     def make_oracle(self, rows):
         return DenseRows(rows, self.windows)

@@ -11,6 +11,8 @@ from tiny_models import TIGHT, VOCAB, check_next, gap, model_named, new_cache, t
 
 import kvcourse as kv
 
+pytestmark = pytest.mark.usefixtures("every_storage")
+
 
 @pytest.fixture(params=CACHE_VARIANTS)
 def model(request):

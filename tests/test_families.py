@@ -9,8 +9,9 @@ import transformers as hf
 from kvcourse.attention.config_reader import config_dict
 from kvcourse.attention.families import FAMILIES, layout_of
 from kvcourse.attention.known_models import KNOWN
-from kvcourse.config import RUNNABLE, ModelConfig
+from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
+from kvcourse.hf_config import RUNNABLE
 
 TOKENS, WINDOW = 12, 7
 SHAPE = {
@@ -187,11 +188,12 @@ def test_a_dict_a_file_a_folder_and_our_config_agree(tmp_path):
 @pytest.mark.parametrize("first", [0, 3, None])
 @pytest.mark.parametrize("model_type", RUNNABLE)
 def test_what_the_decoder_runs_has_the_windows_that_are_counted(model_type, first, switch):
-    """A window in a Llama config is there for nobody, as in transformers; Qwen's has a switch."""
+    """A window in a Llama or DeepSeek config is there for nobody, as in transformers; Qwen's has a switch."""
     fields = {"sliding_window": WINDOW, "max_window_layers": first}
     if model_type.startswith("qwen"):
         fields["use_sliding_window"] = switch
-    raw = SHAPE | {"model_type": model_type} | {name: v for name, v in fields.items() if v is not None}
+    shape = SHAPE | LATENT if model_type.startswith("deepseek") else SHAPE
+    raw = shape | {"model_type": model_type} | {name: v for name, v in fields.items() if v is not None}
     config = ModelConfig.from_hf(raw)
     counted = [layer.fields[0].window for layer in layout_of(raw)]
     assert [config.window(layer) for layer in range(config.num_layers)] == counted

@@ -92,6 +92,8 @@ def test_a_window_bounds_the_keys_of_a_cached_step():
     [
         lambda: flops.forward(FIELDS, 0),
         lambda: flops.forward(FIELDS, 1, past=-1),
+        lambda: flops.forward(FIELDS, 2, logits=3),
+        lambda: flops.forward(FIELDS, 2, logits=-1),
         lambda: flops.generation(FIELDS, 0),
         lambda: flops.generation(FIELDS, 3, prompt=0),
         lambda: flops.forward("gemma-3-4b", 1),

@@ -52,3 +52,24 @@ def test_weights_that_leave_no_byte_do_not_fit():
     assert memory.fits(SMALL, 1_001, 1, weight_bytes=1_000, reserve=0).room_bytes == 1
     with pytest.raises(InputError, match="fill"):
         memory.fits(SMALL, 1_000, 1, weight_bytes=1_000, reserve=0)
+
+
+def test_a_pool_of_fixed_size_holds_what_its_blocks_hold():
+    plan = Plan(storage="paged", block_size=4, num_blocks=6)
+    assert memory.bytes_at(SMALL, 20, plan=plan) == 20 * PER_TOKEN
+    assert memory.bytes_at(SMALL, 8, 2, plan=plan) == 2 * 8 * PER_TOKEN
+    for context, batch in ((21, 1), (9, 2)):
+        with pytest.raises(InputError, match="num_blocks=6"):
+            memory.bytes_at(SMALL, context, batch, plan=plan)
+    assert memory.fits(SMALL, 10**9, 10, plan=plan, weight_bytes=0).longest == 20
+    assert memory.crossover_tokens(SMALL, plan=plan, weight_bytes=21 * PER_TOKEN) is None
+    assert memory.crossover_tokens(SMALL, plan=plan, weight_bytes=17 * PER_TOKEN) == 17
+
+
+@pytest.mark.parametrize("plan", ["paged", {}, 3, True])
+def test_a_plan_that_is_none(plan):
+    for call in (memory.bytes_per_token, memory.bytes_per_token_beyond_windows, memory.crossover_tokens):
+        with pytest.raises(InputError, match=r"expected a kvcourse\.Plan"):
+            call(SMALL, plan=plan)
+    with pytest.raises(InputError, match=r"expected a kvcourse\.Plan"):
+        memory.bytes_at(SMALL, 3, plan=plan)

@@ -1,5 +1,6 @@
 """Tiny float64 models of every kind of cache, and the check that all cache tests share."""
 
+import contextlib
 import functools
 
 import torch
@@ -17,8 +18,35 @@ def model_named(variant):
     return kv.tiny_model(vocab_size=VOCAB, dtype=torch.float64, **CACHE_VARIANTS[variant])
 
 
+# Storages that every test of a cache runs on, see the fixture `every_storage`. The blocks are small and odd.
+PLANS = {"contiguous": kv.Plan(), "paged": kv.Plan(storage="paged", block_size=5)}
+_current = [kv.Plan()]
+
+
+def current_plan():
+    """The plan of the storage whose turn it is."""
+    return _current[0]
+
+
+@contextlib.contextmanager
+def using(plan):
+    """Make `plan` the current one."""
+    _current[0] = plan
+    try:
+        yield
+    finally:
+        _current[0] = kv.Plan()
+
+
 def new_cache(model, batch_size=1):
-    return kv.KVCache(model.config, kv.Plan(), batch_size=batch_size)
+    return kv.KVCache(model.config, current_plan(), batch_size=batch_size)
+
+
+def check_integrity(cache):
+    """Every invariant of the pools, indexes and tables of a paged cache."""
+    if cache.memory is not None:
+        cache.memory.check()
+        cache._storage.check()
 
 
 def tokens(*shape, seed=0):
@@ -44,6 +72,7 @@ def check_next(model, cache, rows, ids, mask=None):
         alone = model(torch.tensor([history]))[0, -len(real) :]
         assert gap(logits[row, -len(real) :], alone) <= TIGHT
     assert cache.seen == tuple(map(len, rows))
+    check_integrity(cache)
     if "full_attention" in model.config.layer_types:
         assert cache.lengths == cache.seen
         assert cache.capacity >= max(cache.lengths)

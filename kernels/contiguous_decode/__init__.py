@@ -1,17 +1,14 @@
 """Attention of one new token per row over a contiguous cache (the decode step)."""
 
-import functools
-import importlib.util
-
 import torch
 
+from ..backends import found, require_cpu, require_triton, unknown
 from .arguments import check_arguments
 from .reference import attend_reference, merge_states
 from .sdpa import attend_sdpa
 
 __all__ = ["attend_reference", "choose_backend", "contiguous_decode", "merge_states"]
 
-BACKENDS = ("reference", "torch", "cpu", "triton")
 SMALL = 1 << 15  # key floats below which SDPA on the CPU is as fast as starting threads (measured)
 
 
@@ -41,12 +38,18 @@ def contiguous_decode(q, k, v, lengths, starts=None, scale=None, backend=None):
     if name == "torch":
         return attend_sdpa(q, k, v, lengths, starts, scale)
     if name == "cpu":
-        return _cpu(q)(q, k, v, lengths, starts, scale)
+        require_cpu(q, k, v)
+        from .cpu import attend_cpu  # when it is first used: numba takes a moment
+
+        return attend_cpu(q, k, v, lengths, starts, scale)
     if name == "triton":
-        return _triton(q)(q, k, v, lengths, starts, scale)
+        require_triton(q, k, v)
+        from .triton import attend_triton
+
+        return attend_triton(q, k, v, lengths, starts, scale)
     if name == "reference":
         return attend_reference(q, k, v, lengths, starts, scale)[0].to(q.dtype)
-    raise ValueError(f"backend is {name!r}: use one of {', '.join(BACKENDS)}, or None to choose")
+    raise unknown(name)
 
 
 def choose_backend(q, k, v, lengths):
@@ -58,45 +61,8 @@ def choose_backend(q, k, v, lengths):
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return "torch"
     if q.is_cuda and q.dtype != torch.float64:
-        return "triton" if _found("triton") else "torch"
+        return "triton" if found("triton") else "torch"
     strided = k.stride(3) != 1 or v.stride(3) != 1
-    if q.device.type != "cpu" or q.dtype != torch.float32 or strided or not _found("numba"):
+    if q.device.type != "cpu" or q.dtype != torch.float32 or strided or not found("numba"):
         return "torch"
     return "torch" if sum(lengths.tolist()) * k.shape[1] * k.shape[3] < SMALL else "cpu"
-
-
-@functools.cache
-def _found(package):
-    return importlib.util.find_spec(package) is not None
-
-
-def _cpu(q):
-    """The CPU kernel, imported when it is first used: numba takes a moment."""
-    if q.device.type != "cpu" or q.dtype != torch.float32:
-        raise ValueError(
-            f"backend 'cpu' got {q.dtype} on {q.device}: pass float32 on the CPU, or backend='torch'"
-        )
-    if not _found("numba"):
-        raise ValueError("backend 'cpu' needs numba: pip install numba, or pass backend='torch'")
-    from .cpu import attend_cpu
-
-    return attend_cpu
-
-
-def _triton(q):
-    """The GPU kernel, imported when it is first used: Triton exists on Linux only."""
-    if not _found("triton"):
-        raise ValueError(
-            "backend 'triton' needs Triton (Linux only): pip install triton, or pass backend='torch'"
-        )
-    if q.dtype == torch.float64:
-        raise ValueError(
-            "backend 'triton' got torch.float64: pass float32, float16 or bfloat16, or backend='reference'"
-        )
-    from .triton import attend_triton, runs_on
-
-    if not runs_on(q.device):
-        raise ValueError(
-            f"backend 'triton' got tensors on {q.device}: move them to a GPU, or pass backend='torch'"
-        )
-    return attend_triton

@@ -2,11 +2,14 @@
 
 import torch
 
+from ..backends import require_tensors
+
 INTEGERS = (torch.int32, torch.int64)
 
 
 def check_arguments(q, k, v, lengths, starts):
     """Errors: ValueError, saying what to do, unless the arguments of `contiguous_decode` fit together."""
+    require_tensors(q=q, k=k, v=v, lengths=lengths, **({} if starts is None else {"starts": starts}))
     if q.dim() != 3 or k.dim() != 4 or v.dim() != 4:
         raise ValueError(
             f"q, k, v have {q.dim()}, {k.dim()}, {v.dim()} dimensions: pass q as (batch, num_heads, head_dim) "

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit, types
 
-from . import vectors
-from .threads import run_workers
-from .vectors import LANES, add_values, exp2_of, fetch_add, floats_at, integers_at, max_of, pad, score_tile
+from .. import polynomials, softmax, tiles, vectors
+from ..softmax import BLOCK, clear_partial, merge_partials, weigh
+from ..threads import run_workers
+from ..vectors import LANES, fetch_add, floats_at, integers_at, pad
+from . import tiles as own_tiles
+from .tiles import add_values, score_tile
 
 CHUNK = 512  # tokens of a task
-BLOCK = 64  # tokens whose scores are kept before their values are added; whole tiles
 REGISTERS = 24 if LANES == 16 else 10  # vectors of sums that stay in registers
 # The job that threads share is a list of int64: numbers, three tensors (address, then strides in bytes of rows,
 # heads, and query dims or cached tokens), then per row lengths, starts and first tasks, then finished chunks a pair.
@@ -76,7 +78,8 @@ def build_worker(group, head_dim, v_head_dim):
     query_pass, score_pass, sum_pass = 4 * some * q_pad, 4 * some * BLOCK, 4 * some * v_pad  # bytes
     # Numba's cache on disk looks at the code and constants of this function only. This constant stands for the
     # functions it calls, and for the name under which this module was imported, which the cached code refers to.
-    sources = Path(vectors.__file__).read_bytes() + Path(__file__).read_bytes()
+    files = [module.__file__ for module in (polynomials, vectors, tiles, softmax, own_tiles)]
+    sources = b"".join(Path(file).read_bytes() for file in (*files, __file__))
     stamp = zlib.crc32(sources + __name__.encode())
 
     def work(job_at):
@@ -154,63 +157,3 @@ def copy_query(job, row, head, query_at, group, head_dim, q_pad):
         g, d = i // q_pad, i % q_pad
         at = job[Q] + row * job[Q + 1] + (head * group + g) * job[Q + 2] + d * job[Q + 3]
         query[i] = carray(floats_at(at), 1)[0] * scale if d < head_dim else 0.0
-
-
-@njit(nogil=True)
-def clear_partial(partial_at, group, v_pad):
-    """The partial of no tokens: weighted values and totals 0, largest scores -inf. They lie in this order."""
-    partial = carray(floats_at(partial_at), group * (v_pad + 2))
-    for i in range(group * v_pad):
-        partial[i] = 0
-    for g in range(group):
-        partial[group * v_pad + g] = -np.inf
-        partial[group * (v_pad + 1) + g] = 0
-
-
-@njit(nogil=True)
-def weigh(scores_at, partial_at, group, v_pad):
-    """Turns a block of scores into weights, relative to the largest score so far, and rescales what was summed."""
-    partial = carray(floats_at(partial_at), group * (v_pad + 2))
-    tops, totals = group * v_pad, group * (v_pad + 1)
-    for g in range(group):
-        at = scores_at + 4 * g * BLOCK
-        top = max_of(at, BLOCK)
-        if top > partial[tops + g]:
-            if partial[totals + g] != 0:
-                factor = math.exp2(partial[tops + g] - top)
-                partial[totals + g] *= factor
-                for d in range(g * v_pad, (g + 1) * v_pad):
-                    partial[d] *= factor
-            partial[tops + g] = top
-        partial[totals + g] += exp2_of(at, finite(partial[tops + g]), BLOCK)
-
-
-@njit(nogil=True)
-def finite(top):
-    """0 for the -inf of no tokens: -inf minus -inf would be NaN."""
-    return np.float32(0) if top == -np.inf else top
-
-
-@njit(nogil=True)
-def merge_partials(first_at, num_chunks, out_at, group, v_head_dim, v_pad):
-    """Merges the partials of one (row, kv head), in order, into its output."""
-    size = group * (v_pad + 2)
-    partials = carray(floats_at(first_at), num_chunks * size)
-    out = carray(floats_at(out_at), group * v_head_dim)
-    for g in range(group):
-        tops, totals = group * v_pad + g, group * (v_pad + 1) + g
-        top = partials[tops]
-        for chunk in range(1, num_chunks):
-            top = max(top, partials[chunk * size + tops])
-        top = finite(top)
-        total = np.float32(0)
-        for d in range(v_head_dim):
-            out[g * v_head_dim + d] = 0
-        for chunk in range(num_chunks):
-            weight = math.exp2(partials[chunk * size + tops] - top)
-            total += weight * partials[chunk * size + totals]
-            for d in range(v_head_dim):
-                out[g * v_head_dim + d] += weight * partials[chunk * size + g * v_pad + d]
-        if total != 0:
-            for d in range(v_head_dim):
-                out[g * v_head_dim + d] /= total

@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-PROGRAMS = 264  # programs that keep the largest GPU of today busy: two a multiprocessor
+from ..triton import add_tile, choose_precision, choose_splits, close_state, merge_splits
+
 MAX_HEADS = 64  # query heads of a program; a larger group reads its kv head once more for each further 64
 
 
@@ -77,21 +78,9 @@ def attend_split(
         else:
             scores = tl.dot(q, k, input_precision=PRECISION)
         scores = tl.where(valid[None, :], scores * (scale * 1.4426950408889634), -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        shift = tl.where(new_top == -float("inf"), 0.0, new_top)
-        weights = tl.exp2(scores - shift[:, None])
-        factor = tl.exp2(top - shift)
-        total = total * factor + tl.sum(weights, axis=1)
-        if BLOCK_H == 1:
-            added = tl.sum(tl.trans(weights) * v.to(tl.float32), axis=0)[None, :]
-        else:
-            added = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        sums = sums * factor[:, None] + added
-        top = new_top
+        top, total, sums = add_tile(scores, v, top, total, sums, BLOCK_H == 1, PRECISION)
 
-    some = total != 0
-    out = tl.where(some[:, None], sums / tl.where(some, total, 1.0)[:, None], 0.0)
-    lse = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * 0.6931471805599453, -float("inf"))
+    out, lse = close_state(top, total, sums)
     place = (row * num_kv_heads * GROUP + kv_head * GROUP + heads) * num_splits + split
     tl.store(lse_ptr + place, lse, mask=heads < GROUP)
     tl.store(
@@ -99,41 +88,6 @@ def attend_split(
         out.to(out_ptr.dtype.element_ty),
         mask=(heads < GROUP)[:, None] & (v_dims < V_HEAD_DIM)[None, :],
     )
-
-
-@triton.jit
-def merge_splits(
-    parts_ptr, lses_ptr, lengths_ptr, out_ptr, capacity, chunk, num_heads, num_splits,
-    V_HEAD_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    """The splits of one query head, merged into out (batch, num_heads, V_HEAD_DIM); reads only the splits in use."""
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    used = tl.cdiv(tl.minimum(tl.load(lengths_ptr + row).to(tl.int64), capacity), chunk)
-    used = tl.maximum(used, 1)
-    first = (row * num_heads + head) * num_splits
-    v_dims = tl.arange(0, BLOCK_V)
-    splits = tl.arange(0, BLOCK_S)
-    lses = tl.load(lses_ptr + first + splits, mask=splits < used, other=-float("inf"))
-    top = tl.max(lses, axis=0)
-    top = tl.where(top == -float("inf"), 0.0, top)
-    total = tl.sum(tl.exp(lses - top), axis=0)
-    sums = tl.zeros((BLOCK_V,), tl.float32)
-    for split in range(used):
-        weight = tl.exp(tl.load(lses_ptr + first + split) - top)
-        part = parts_ptr + (first + split) * V_HEAD_DIM + v_dims
-        sums += weight * tl.load(part, mask=v_dims < V_HEAD_DIM, other=0.0)
-    out = tl.where(total != 0, sums / tl.where(total != 0, total, 1.0), 0.0)
-    place = out_ptr + (row * num_heads + head) * V_HEAD_DIM + v_dims
-    tl.store(place, out.to(out_ptr.dtype.element_ty), mask=v_dims < V_HEAD_DIM)
-
-
-INTERPRETED = not isinstance(attend_split, triton.JITFunction)
-
-
-def runs_on(device):
-    """Whether the kernels run on tensors of a device: a GPU, or any with TRITON_INTERPRET=1."""
-    return INTERPRETED or device.type == "cuda"
 
 
 def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_splits=None):
@@ -159,9 +113,7 @@ def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_spl
     lengths = lengths.to(q.device)
     starts = None if starts is None else starts.to(q.device)
     if input_precision is None:
-        # The setting of this backend: the getter for all of them raises once it was set through the newer interface.
-        wants_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32" and not torch.version.hip
-        input_precision = "tf32" if wants_tf32 else "ieee"
+        input_precision = choose_precision()
     parts = out
     if num_splits > 1:
         parts = torch.empty(batch, num_heads, num_splits, v_head_dim, dtype=torch.float32, device=q.device)
@@ -176,7 +128,7 @@ def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_spl
         )  # fmt: skip
         if num_splits > 1:
             merge_splits[(batch, num_heads)](
-                parts, lses, lengths, out, capacity, chunk, num_heads, num_splits,
+                parts, lses, lengths, out, torch.empty_like(lses[..., 0]), capacity, chunk, num_heads, num_splits,
                 V_HEAD_DIM=v_head_dim, BLOCK_V=blocks["BLOCK_V"], BLOCK_S=triton.next_power_of_2(num_splits),
             )  # fmt: skip
     return out
@@ -195,14 +147,6 @@ def choose_blocks(group, head_dim, v_head_dim, itemsize, aligned=True):
     block_n = block_n if aligned else max(16, block_n // 4)
     blocks = {"BLOCK_H": block_h, "BLOCK_D": block_d, "BLOCK_V": block_v, "BLOCK_N": block_n}
     return blocks, {"num_warps": 4 if block_h * block_v <= 8192 else 8, "num_stages": 2}
-
-
-def choose_splits(pairs, capacity, block_n, num_splits=None):
-    """(tokens of a split, number of splits) that fill a GPU from `pairs` (row, kv head) pairs, in whole blocks."""
-    most = max(1, -(-capacity // (2 * block_n)))
-    wanted = num_splits or min(most, max(1, PROGRAMS // pairs))
-    chunk = max(1, -(-capacity // (wanted * block_n))) * block_n
-    return chunk, max(1, -(-capacity // chunk))
 
 
 def bytes_moved(lengths, num_heads, num_kv_heads, head_dim, v_head_dim, itemsize):

@@ -8,8 +8,9 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from kvcourse.attention import known_models
-from kvcourse.config import MOST_LAYERS, read_config
+from kvcourse.config import MOST_LAYERS
 from kvcourse.errors import InputError
+from kvcourse.hf_config import read_config
 from kvcourse.paths import user_path
 
 

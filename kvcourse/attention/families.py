@@ -23,6 +23,8 @@ def layout_of(config: Any) -> Layout:
     Errors: InputError for an unknown family or name, and for a config that lacks a needed field.
     """
     if isinstance(config, ModelConfig):
+        if config.is_latent:
+            return (LayerLayout(_latent_fields(config.kv_lora_rank, config.rope_dim)),) * config.num_layers
         return tuple(
             grouped_query_layer(config.num_kv_heads, config.head_dim, config.window(layer))
             for layer in range(config.num_layers)
@@ -125,16 +127,17 @@ def _falcon(config: ConfigReader) -> Layout:
     return (grouped_query_layer(heads, config.head_dim),) * config.num_layers
 
 
+def _latent_fields(rank: int, rope_dim: int) -> tuple[Field, Field]:
+    return Field("latent", (rank,)), Field("rope", (rope_dim,))
+
+
 def _latent(config: ConfigReader) -> Layout:
     """MLA: one latent and one rotary key for all heads (DeepSeek-V2, §2.1). With DSA an index key as well.
 
     GLM-5.2 lets layers whose `indexer_types` entry is "shared" reuse the previous selection: they store no
     index key.
     """
-    fields = (
-        Field("latent", (config.number("kv_lora_rank"),)),
-        Field("rope", (config.number("qk_rope_head_dim"),)),
-    )
+    fields = _latent_fields(config.number("kv_lora_rank"), config.number("qk_rope_head_dim"))
     if "index_head_dim" not in config.needs:
         return (LayerLayout(fields),) * config.num_layers
     index = Field("index", (config.number("index_head_dim"),))

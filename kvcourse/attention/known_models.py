@@ -43,6 +43,28 @@ def _latent(model_type, layers, heads, **more):
     }  # fmt: skip
 
 
+def _deepseek(model_type, layers, heads, **more):
+    return _latent(model_type, layers, heads, qk_nope_head_dim=128, v_head_dim=128, **more)
+
+
+# What else decides the parameters of these three.
+_V2 = {
+    "vocab_size": 102_400, "hidden_size": 5120, "intermediate_size": 12_288, "q_lora_rank": 1536,
+    "moe_intermediate_size": 1536, "n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1, "n_group": 8, "topk_group": 3, "topk_method": "group_limited_greedy",
+}  # fmt: skip
+_V2_LITE = {
+    "vocab_size": 102_400, "hidden_size": 2048, "intermediate_size": 10_944, "q_lora_rank": None,
+    "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1, "topk_method": "greedy",
+}  # fmt: skip
+_V3 = {
+    "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432, "q_lora_rank": 1536,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
+}  # fmt: skip
+
+
 def _v4(layers, heads, ratios):
     return {
         "model_type": "deepseek_v4", "num_hidden_layers": layers, "num_attention_heads": heads,
@@ -157,18 +179,21 @@ KNOWN: dict[str, KnownModel] = {
         "gpt-oss-120b", "openai/gpt-oss-120b", _heads("gpt_oss", 36, 64, 8, 64, sliding_window=128)
     ),
     "deepseek-v2": KnownModel(
-        "DeepSeek-V2", "deepseek-ai/DeepSeek-V2", _latent("deepseek_v2", 60, 128), "MLA"
+        "DeepSeek-V2", "deepseek-ai/DeepSeek-V2", _deepseek("deepseek_v2", 60, 128, **_V2), "MLA"
     ),
     "deepseek-v2-lite": KnownModel(
-        "DeepSeek-V2-Lite", "deepseek-ai/DeepSeek-V2-Lite", _latent("deepseek_v2", 27, 16), "MLA"
+        "DeepSeek-V2-Lite",
+        "deepseek-ai/DeepSeek-V2-Lite",
+        _deepseek("deepseek_v2", 27, 16, **_V2_LITE),
+        "MLA",
     ),
     "deepseek-v3": KnownModel(
-        "DeepSeek-V3 / R1 / V3.1", "deepseek-ai/DeepSeek-V3", _latent("deepseek_v3", 61, 128), "MLA"
+        "DeepSeek-V3 / R1 / V3.1", "deepseek-ai/DeepSeek-V3", _deepseek("deepseek_v3", 61, 128, **_V3), "MLA"
     ),
     "deepseek-v3.2": KnownModel(
         "DeepSeek-V3.2",
         "deepseek-ai/DeepSeek-V3.2",
-        _latent("deepseek_v32", 61, 128, index_head_dim=128),
+        _deepseek("deepseek_v32", 61, 128, index_head_dim=128),
         "MLA with an index key per token (DSA)",
     ),
     "glm-5": KnownModel(

@@ -11,7 +11,6 @@ row, at the bandwidth measured on this machine.
 """
 
 import inspect
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
 from torch import Tensor
 from tqdm import tqdm
 
 from kvcourse.attention.families import layout_of
-from kvcourse.bench import machine
+from kvcourse.bench import machine, report
 from kvcourse.bench.harness import Comparison, compare, format_seconds, render
 from kvcourse.cache import KVCache
 from kvcourse.errors import InputError
@@ -34,6 +31,7 @@ from kvcourse.model import Decoder
 from kvcourse.plan import Plan
 
 CONTEXTS, BATCHES, WARMUP = (256, 1024, 4096), (1, 8), 2
+HEADERS = ("batch", "context", "KVCache", "transformers", "speedup", "floor", "÷ floor")
 STEP, STEP_HF, KV, KV_HF = "step", "step, transformers", "KV part", "KV part, transformers"
 
 
@@ -87,23 +85,19 @@ class Report:
     bandwidth: float
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "benchmark": "cache",
-                "device": self.device,
-                "dtype": self.dtype,
-                "read_bytes_per_second": self.bandwidth,
-                "cases": [case.to_dict() for case in self.cases],
-                "date": self.cases[-1].timing.date,
-                **machine.provenance(),
-            },
-            indent=2,
+        return report.to_json(
+            "cache",
+            self.cases[-1].timing.date,
+            device=self.device,
+            dtype=self.dtype,
+            read_bytes_per_second=self.bandwidth,
+            cases=[case.to_dict() for case in self.cases],
         )
 
     def __rich__(self) -> Group:
         where = f"{self.dtype} on {self.device}, {self.bandwidth / 1e9:.1f} GB/s read"
-        step = _table(f"one decode step, {where}", ("tokens/s",))
-        part = _table("its KV part: storing and attending, all layers", ())
+        step = report.table(f"one decode step, {where}", (*HEADERS, "tokens/s"))
+        part = report.table("its KV part: storing and attending, all layers", HEADERS)
         for case in self.cases:
             row = (str(case.batch), f"{case.context:,}")
             rate = f"{case.batch / case.timing[STEP].median:.1f}"
@@ -113,13 +107,6 @@ class Report:
 
     def __str__(self) -> str:
         return render(self)
-
-
-def _table(title: str, more: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
-    for header in ("batch", "context", "KVCache", "transformers", "speedup", "floor", "÷ floor", *more):
-        table.add_column(f" {header}", justify="right", no_wrap=True)
-    return table
 
 
 def _cells(case: Case, ours: str, theirs: str, floor: float) -> tuple[str, ...]:
@@ -143,8 +130,11 @@ def run(
 ) -> Report:
     """Time every context with every batch on `model`, whose device and dtype decide where and in what.
 
-    Errors: InputError for a context that leaves no positions for the new tokens, or numbers below 1.
+    Errors: InputError for an MLA model (`bench mla` times those), a context that leaves no positions for the new
+    tokens, or numbers below 1.
     """
+    if model.config.is_latent:
+        raise InputError("this benchmark times keys and values per head; `kvcourse bench mla` times latents")
     positions = model.config.max_position_embeddings
     most = positions - repeats - 1
     for context in contexts:

@@ -5,7 +5,6 @@ the other users of the machine and the page cache all drift. Here every round ru
 rotates from round to round, and each arm of a round sees the same fresh inputs.
 """
 
-import datetime
 import json
 import math
 import statistics
@@ -20,6 +19,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from kvcourse.bench import machine
+from kvcourse.bench.report import now
 from kvcourse.counts import read_count
 from kvcourse.errors import InputError
 
@@ -75,9 +75,7 @@ class Comparison:
     arms: dict[str, Arm]
     baseline: str
     title: str = ""
-    date: str = field(
-        default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    )
+    date: str = field(default_factory=now)
 
     def __getitem__(self, name: str) -> Arm:
         return self.arms[name]

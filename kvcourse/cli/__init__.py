@@ -8,7 +8,7 @@ import sys
 
 from kvcourse.errors import InputError
 
-COMMANDS = ("model", "memory", "bench", "claims", "start", "book")
+COMMANDS = ("model", "memory", "bench", "claims", "start", "release", "grade", "regrade", "book")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,36 +1,29 @@
-"""`kvcourse bench`: measure speed on this machine, next to what one would otherwise use."""
+"""`kvcourse bench`: measure speed and quality on this machine, next to what one would otherwise use."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+MOST_THREADS = 1024
+
 
 def add_parser(subparsers: Any) -> None:
     """Add `kvcourse bench` and its benchmarks."""
+    from kvcourse.cli import bench_capacity, bench_paged, bench_pool, bench_quality, bench_speed
+
     parser = subparsers.add_parser(
-        "bench", help="time this package next to transformers and the hardware's floor"
+        "bench",
+        help="time this package next to transformers and the hardware's floor; serve requests; train models",
     )
     parser.set_defaults(run=list_benchmarks)
     benchmarks = parser.add_subparsers(metavar="BENCHMARK")
-    cache = benchmarks.add_parser(
-        "cache", help="decode step and its KV part on KVCache, transformers' DynamicCache and the floor"
-    )
-    cache.add_argument(
-        "--model", default="smollm2-135m", help="name, folder or hub name (default: %(default)s)"
-    )
-    cache.add_argument(
-        "--contexts", type=_numbers, default=(256, 1024, 4096), help="tokens (default: 256,1024,4096)"
-    )
-    cache.add_argument("--batch", type=_numbers, default=(1, 8), help="sequences (default: 1,8)")
-    cache.add_argument("--repeats", type=_number, default=10, help="measured rounds (default: %(default)s)")
-    cache.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    cache.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    cache.add_argument("--threads", type=_number, help="threads on the CPU (default: torch's choice)")
-    cache.add_argument(
-        "--json", metavar="FILE", help="also write the result as JSON; - prints it instead of a table"
-    )
-    cache.set_defaults(run=run_cache)
+    bench_speed.add_parsers(benchmarks)
+    bench_paged.add_parsers(benchmarks)
+    bench_pool.add_parsers(benchmarks)
+    bench_capacity.add_parsers(benchmarks)
+    bench_quality.add_parsers(benchmarks)
 
 
 def list_benchmarks(args: argparse.Namespace) -> int:
@@ -38,39 +31,55 @@ def list_benchmarks(args: argparse.Namespace) -> int:
     from kvcourse.bench import BENCHMARKS
 
     for name, what in BENCHMARKS.items():
-        print(f"kvcourse bench {name:10} {what}")
+        print(f"kvcourse bench {name:17} {what}")
     return 0
 
 
-def run_cache(args: argparse.Namespace) -> int:
-    """Run the cache benchmark, print its table, write its JSON."""
-    import torch
-    from rich import print as show
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Options that every benchmark has."""
+    parser.add_argument("--threads", type=number, help="threads on the CPU (default: torch's choice)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write the result as JSON; - prints it instead of a table"
+    )
 
-    from kvcourse import load_model
-    from kvcourse.bench.cache import run
-    from kvcourse.errors import InputError
+
+def prepare(args: argparse.Namespace) -> dict[str, Any]:
+    """What must be right before minutes of measuring begin. Returns the progress option of a benchmark's run."""
+    import torch
+
+    from kvcourse.counts import read_count
 
     check_writable(args.json)
     if args.threads:
-        torch.set_num_threads(args.threads)
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {args.device}: torch sees no CUDA device here; use --device cpu")
-    model, _ = load_model(args.model, device=args.device, dtype=getattr(torch, args.dtype))
-    quiet = args.json == "-"
-    report = run(model, args.contexts, args.batch, args.repeats, progress=False if quiet else None)
-    write_report(report, args.json, show)
+        torch.set_num_threads(read_count("--threads", args.threads, most=MOST_THREADS))
+    return {"progress": False if args.json == "-" else None}
+
+
+def finish(report: Any, target: str | None) -> int:
+    """A report as a table on standard output and as JSON in a file, or as JSON alone for "-"."""
+    from rich import print as show
+
+    if target == "-":
+        sys.stdout.write(report.to_json() + "\n")
+        return 0
+    if target is not None:  # first: the reader of the table may have left
+        _replace(Path(target), report.to_json() + "\n")
+    show(report)
     return 0
 
 
-def write_report(report: Any, target: str | None, show: Any) -> None:
-    """A report as a table on standard output and as JSON in a file, or as JSON alone for "-"."""
-    if target == "-":
-        sys.stdout.write(report.to_json() + "\n")
+def _replace(path: Path, text: str) -> None:
+    """Write a file in one go: what was there stays whole until the new text is."""
+    if path.exists() and not path.is_file():  # /dev/stdout and its like
+        path.write_text(text, encoding="utf-8")
         return
-    show(report)
-    if target is not None:
-        Path(target).write_text(report.to_json() + "\n", encoding="utf-8")
+    path = path.resolve()  # a link stays a link
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def check_writable(target: str | None) -> None:
@@ -79,18 +88,29 @@ def check_writable(target: str | None) -> None:
 
     if target in (None, "-"):
         return
+    path = Path(target)
     try:
-        with Path(target).open("a", encoding="utf-8"):
+        is_new = not path.exists()
+        with path.open("a", encoding="utf-8"):
             pass
+        if is_new:  # nothing is left behind when the measuring is interrupted
+            path.unlink()
     except OSError as error:
         raise InputError(f"--json {target}: cannot write it ({error.strerror}); name another file") from None
 
 
-def _number(text: str) -> int:
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are not None: a benchmark's own defaults stand for the others."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def number(text: str) -> int:
+    """A whole number of at least 1."""
     if not text.strip().isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_number(part) for part in text.split(","))
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1, with commas between them."""
+    return tuple(number(part) for part in text.split(","))

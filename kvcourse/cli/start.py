@@ -27,7 +27,7 @@ def add_parser(subparsers) -> None:
 def run(args) -> None:
     """Fill the folder and print what happened to each notebook."""
     from kvcourse.course.manifest import read_manifest
-    from kvcourse.course.release import place_notebooks
+    from kvcourse.course.release.working_folder import place_notebooks
 
     for placed in place_notebooks(read_manifest(), args.folder, args.refresh):
         print(f"{args.folder / placed.name}: {WORDS[placed.action]}")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from kvcourse.course.notebook import dump_notebook, read_notebook, source_hash, write_text
-from kvcourse.course.student import WIDGET_STATE, WIDGET_VIEW
+from kvcourse.course.release.student import WIDGET_STATE, WIDGET_VIEW
 from kvcourse.errors import InputError
 
 MAX_SECONDS = 60  # what a chapter may take on two cores; more is reported
@@ -48,6 +48,9 @@ def execute_file(path: Path, target: Path | None = None) -> float:
 def run_cells(notebook: dict, name: str, folder: Path) -> dict:
     """Run a copy of `notebook` in a fresh kernel of this environment, in `folder`, with a progress bar."""
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, not one in the home folder
+    # Threads that wait for each other sleep. Spinning, they make a notebook several times slower where another
+    # program has a core, and hardly faster where none has.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from tqdm import tqdm

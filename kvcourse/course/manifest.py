@@ -1,16 +1,15 @@
 """Read and check `book.toml`: the only place for title, order, objectives, minutes and points."""
 
-import importlib.util
+import re
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from kvcourse.course import notebook
+from kvcourse.course.consistency import find_faults
 from kvcourse.errors import InputError
 
 SCHEMA = 1
-DEVICES = ("any", "cpu", "gpu")
-NOTEBOOK_FOLDER = "notebooks"
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,17 @@ class Chapter:
     @property
     def points(self) -> int:
         return sum(exercise.points for exercise in self.exercises)
+
+    @property
+    def stem(self) -> str:
+        """The name of the chapter in records and submissions: 01_naive_cache."""
+        return PurePosixPath(self.file).stem
+
+    @property
+    def number(self) -> int | None:
+        """The number that the file name begins with: 1 for 01_naive_cache.ipynb."""
+        found = re.match(r"\d+", self.stem)
+        return int(found[0]) if found else None
 
 
 @dataclass(frozen=True)
@@ -118,8 +128,8 @@ def find_root(start: Path | None = None) -> Path:
     )
 
 
-def read_manifest(root: Path | None = None) -> Manifest:
-    """Read `book.toml` in `root` and check it against the files. All problems come in one InputError."""
+def read_manifest(root: Path | None = None, files: bool = True) -> Manifest:
+    """Read `book.toml` in `root` and, with `files`, check it against them. All problems come in one InputError."""
     root = find_root(root)
     try:
         data = tomllib.loads((root / "book.toml").read_text("utf-8"))
@@ -129,12 +139,25 @@ def read_manifest(root: Path | None = None) -> Manifest:
         raise InputError(f"book.toml has schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
     problems: list[str] = []
     manifest = _build(root, data, problems)
-    if manifest is not None:
-        problems += _check(manifest)
+    if manifest is not None and files:
+        problems += find_faults(manifest)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise InputError(f"book.toml has {count}: " + "; ".join(problems))
     return manifest
+
+
+def choose_chapters(chapters: tuple[Chapter, ...], numbers: Collection[int]) -> tuple[Chapter, ...]:
+    """Those of `chapters` with these numbers, in the order of the book; all of them for none.
+
+    Errors: InputError for a number that none of them has.
+    """
+    known = [chapter.number for chapter in chapters]
+    for number in numbers:
+        if number not in known:
+            there = ", ".join(f"{c.number} {c.title}" for c in chapters if c.number is not None) or "none"
+            raise InputError(f"--chapter {number}: no such chapter; the chapters are {there}")
+    return tuple(chapter for chapter in chapters if not numbers or chapter.number in numbers)
 
 
 def stem(file: str) -> str:
@@ -236,62 +259,3 @@ def _table_is_sound(kind: str, name: str, table: dict, problems: list[str]) -> b
             found.append(f"{name}: {key} is {value}, expected at least 1")
     problems += found
     return not found
-
-
-# ---- checks against the files ----------------------------------------------------------------------
-
-
-def _check(manifest: Manifest) -> list[str]:
-    problems = []
-    listed = [manifest.landing, *(entry.file for p in manifest.parts for entry in (*p.chapters, *p.pages))]
-    for file in dict.fromkeys(listed):
-        if listed.count(file) > 1:
-            problems.append(f"{file}: listed twice")
-        if not (manifest.root / file).is_file():
-            problems.append(f"{file}: no such file")
-    for file in manifest.bibliography:
-        if not (manifest.root / file).is_file():
-            problems.append(f"{file}: no such file")
-    for path in sorted((manifest.root / NOTEBOOK_FOLDER).glob("*.ipynb")):
-        if f"{NOTEBOOK_FOLDER}/{path.name}" not in listed:
-            problems.append(f"{NOTEBOOK_FOLDER}/{path.name}: not listed")
-    if manifest.api_page and manifest.api_page not in listed:
-        problems.append(f"{manifest.api_page}: the API page is not listed in a part")
-    problems += [f"API module {name}: not found" for name in manifest.api_modules if not _module_exists(name)]
-    seen: dict[str, str] = {}
-    for chapter in manifest.chapters:
-        if chapter.device not in DEVICES:
-            problems.append(
-                f"{chapter.file}: device {chapter.device!r}, expected one of {', '.join(DEVICES)}"
-            )
-        for exercise in chapter.exercises:
-            if exercise.id in seen:
-                problems.append(f"{chapter.file}: exercise id {exercise.id!r} is also in {seen[exercise.id]}")
-            seen.setdefault(exercise.id, chapter.file)
-        if (manifest.root / chapter.file).is_file():
-            problems += _check_notebook(manifest.root / chapter.file, chapter)
-    return problems
-
-
-def _check_notebook(path: Path, chapter: Chapter) -> list[str]:
-    """Differences between a notebook and its entry: the title and the exercises, in order."""
-    try:
-        content = notebook.read_notebook(path)
-    except InputError as error:
-        return [str(error)]
-    problems = []
-    if (title := notebook.title(content)) != chapter.title:
-        problems.append(f"{chapter.file}: its heading is {title!r}, book.toml says {chapter.title!r}")
-    expected = [(exercise.id, exercise.points) for exercise in chapter.exercises]
-    if (found := notebook.exercises(content)) != expected:
-        problems.append(
-            f"{chapter.file}: exercises (id, points) are {found} in the notebook and {expected} in book.toml"
-        )
-    return problems
-
-
-def _module_exists(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False

@@ -5,8 +5,21 @@ import re
 import symtable
 from dataclasses import dataclass, field
 
-_MAGIC = re.compile(r"^(\s*)[%!].*$", re.M)
+_MAGIC = re.compile(r"^([ \t\f]*)[%!].*$", re.M)  # \s would run over all blank lines, from each of them
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+EVERY_NAME = "*"  # in `read`: the cell can see names that it does not spell, as `globals()` does
+_SEES_ALL = frozenset({"locals", "globals", "eval", "exec", "get_ipython", "In", "Out", "__main__"})
+_SEES_ALL_BARE = frozenset({"dir", "vars"})  # without an argument
+_SEES_ALL_DOTTED = frozenset(
+    {"sys.modules", "sys._getframe", "gc.get_objects", "inspect.stack", "inspect.currentframe"}
+)
+_SEES_ALL_MAGICS = frozenset(
+    {"who", "whos", "who_ls", "history", "hist", "recall", "rerun", "macro", "save", "store"}
+    | {"notebook", "logstart", "run", "debug", "tb"}
+)
+_COMPREHENSIONS = frozenset({"genexpr", "listcomp", "setcomp", "dictcomp"})  # they run where they stand
+_LAST_VALUES = re.compile(r"_{1,3}|_i{1,3}|_[io]h|_i?\d+")
 
 
 @dataclass
@@ -14,7 +27,8 @@ class Names:
     """Names of one cell. All are module-level; what is local to a function or comprehension does not count.
 
     read: used before the cell has surely set them. stored: set, perhaps only in a branch. surely: set whatever
-    happens. imported: bound by an import. touched: objects that the cell may change in place.
+    happens. imported: bound by an import. touched: objects that the cell may change in place. changed: those of
+    them whose attributes or items it sets itself. deferred: what functions made here read when they are called.
     """
 
     read: set[str] = field(default_factory=set)
@@ -22,6 +36,8 @@ class Names:
     surely: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
     touched: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+    deferred: set[str] = field(default_factory=set)
 
 
 def names_of(source: str) -> Names:
@@ -29,15 +45,37 @@ def names_of(source: str) -> Names:
     names = Names()
     tree = parse(source)
     for line in _magics(source):
-        names.read |= set(_IDENTIFIER.findall(line))
+        words = _IDENTIFIER.findall(line)
+        names.read |= set(words) | ({EVERY_NAME} if words and words[0] in _SEES_ALL_MAGICS else set())
     names.surely = _walk(tree.body, set(), names)
     for node in ast.walk(tree):
         assigns = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
         calls = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if isinstance(node, ast.With | ast.AsyncWith):  # with output: …
+            names.touched |= {base_name(item.context_expr) for item in node.items}
         if assigns or calls:  # x.y = …, x[i] = …, x.append(…)
-            names.touched.add(_base_name(node.func if calls else node))
+            names.touched.add(base := base_name(node.func if calls else node))
+            names.changed |= {base} if assigns else set()
+        if _sees_all(node):
+            names.read.add(EVERY_NAME)
+    if any(name in _SEES_ALL or _LAST_VALUES.fullmatch(name) for name in names.read):
+        names.read.add(EVERY_NAME)
+    names.deferred |= names.read & {EVERY_NAME}  # perhaps in a function: not told apart
     names.touched &= names.read | names.stored
+    names.changed &= names.touched
     return names
+
+
+def _sees_all(node: ast.AST) -> bool:
+    """True for an expression, or an import, through which any name can be reached."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name in _SEES_ALL_BARE and not node.args
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            return f"{name}.{attribute}" in _SEES_ALL_DOTTED
+        case ast.Import():
+            return any(alias.name == "__main__" for alias in node.names)
+    return False
 
 
 def parse(source: str) -> ast.Module:
@@ -60,12 +98,14 @@ def _walk(statements: list[ast.stmt], known: set[str], names: Names) -> set[str]
     for statement in statements:
         headers, target, blocks = _parts(statement)
         for node in headers:
-            read, stored, imported = _symbols(node)
-            names.read |= read - known
-            names.stored |= stored
-            names.imported |= imported
-            known |= stored
-        bound = _symbols(ast.Assign([target], ast.Constant(0), lineno=1))[1] if target else set()
+            found = _symbols(node)
+            names.read |= found.read - known
+            names.stored |= found.stored
+            names.imported |= found.imported
+            names.deferred |= found.deferred
+            if not isinstance(statement, ast.Match):  # what a case sets, it may not set
+                known |= found.surely
+        bound = _symbols(ast.Assign([target], ast.Constant(0), lineno=1)).stored if target else set()
         names.stored |= bound
         after = [_walk(block, known | bound, names) for block in blocks]
         if isinstance(statement, ast.With | ast.AsyncWith):
@@ -92,27 +132,32 @@ def _parts(statement: ast.stmt) -> tuple[list[ast.AST], ast.expr | None, list[li
             return [statement], None, []
 
 
-def _symbols(node: ast.AST) -> tuple[set[str], set[str], set[str]]:
-    """(read, stored, imported) of a statement or expression, by the compiler's own scoping rules."""
+def _symbols(node: ast.AST) -> Names:
+    """The names of one statement or expression, by the compiler's own scoping rules."""
     tables = [symtable.symtable(ast.unparse(node), "cell", "exec")]
-    read, stored, imported = set(), set(), set()
+    found = Names()
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        read.add(node.target.id)  # x += 1 reads x, which the table does not say
+        found.read.add(node.target.id)  # x += 1 reads x, which the table does not say
     while tables:
         table = tables.pop()
         tables += table.get_children()
         top = table.get_type() == "module"
+        is_function = table.get_type() == "function" and table.get_name() not in _COMPREHENSIONS
         for symbol in table.get_symbols():
+            name = symbol.get_name()
             if symbol.is_referenced() and (top or symbol.is_global()):
-                read.add(symbol.get_name())
+                found.read.add(name)
+                found.deferred |= {name} if is_function else set()
             if (symbol.is_assigned() or symbol.is_imported()) and (top or symbol.is_declared_global()):
-                stored.add(symbol.get_name())
+                found.stored.add(name)
+                found.surely |= {name} if top else set()
             if symbol.is_imported() and top:
-                imported.add(symbol.get_name())
-    return read, stored, imported
+                found.imported.add(name)
+    return found
 
 
-def _base_name(node: ast.AST) -> str | None:
+def base_name(node: ast.AST) -> str | None:
+    """The name at the start of `x.y[0].z`; None if it starts with something else, such as a call."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from kvcourse.errors import InputError
 
+TEST_TAGS = frozenset({"public-test", "hidden-test"})
+
 
 def read_notebook(path: Path) -> dict:
     """A notebook (format version 4) with every source as one string, or an InputError that names the file."""
@@ -35,12 +37,17 @@ def dump_notebook(notebook: dict) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: an interrupted run leaves the old one as it was."""
+    """Write a text file whole or not at all: an interrupted run leaves the old one as it was."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, in a folder that is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
         os.chmod(name, mode)
         os.replace(name, path)

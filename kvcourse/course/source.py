@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 
 from kvcourse.course.manifest import Chapter, Manifest
 from kvcourse.course.notebook import dump_notebook, read_notebook, write_text
-from kvcourse.course.student import student_copy
+from kvcourse.course.release.leaks import refuse_leaks
+from kvcourse.course.release.student import student_copy
 from kvcourse.errors import InputError
 
 MARK = "% kvcourse: "  # a Markdown comment line that a generated part replaces
@@ -26,20 +27,26 @@ def write_source(
 
     Notebooks are student copies unless `solutions`. `api` adds a page a public module, for builders that read
     docstrings. `vendor` holds browser assets to copy in; `notebooks` is where to take the notebooks from instead
-    of the project. A file is written only if its content changed, so that an incremental build stays one.
+    of the project. A file is written only if its content changed, so that an incremental build stays one. Errors:
+    InputError, before anything is written, if pages or notebooks hold a line of a solution that they should not.
     """
     wanted: dict[Path, bytes] = {}
     for page in (manifest.landing, *(page.file for page in manifest.pages)):
         text = (manifest.root / page).read_text("utf-8")
         wanted[folder / page] = fill(text, manifest, page, api).encode()
+    sources = {}
     for chapter in manifest.chapters:
-        notebook = read_notebook((notebooks or manifest.root) / chapter.file)
+        path = (notebooks or manifest.root) / chapter.file
+        shown = sources[path.name] = read_notebook(path)
         try:
-            shown = notebook if solutions else student_copy(notebook, keep_widgets=True)
+            if not solutions:
+                shown = student_copy(shown, keep_widgets=True, chapter=path.stem)
         except InputError as error:
             raise InputError(f"{chapter.file}: {error}") from error
         shown["metadata"].setdefault("language_info", {"name": "python", "pygments_lexer": "ipython3"})
         wanted[folder / chapter.file] = dump_notebook(shown).encode()
+    if not solutions:
+        refuse_leaks(sources, {str(path.relative_to(folder)): content for path, content in wanted.items()})
     if api:
         for file, module in zip(manifest.api_files, manifest.api_modules, strict=True):
             wanted[folder / file] = _api_page(module).encode()

@@ -67,3 +67,38 @@ export function work(prompt, steps, cached, cost) {
   }
   return { last, total };
 }
+
+// Attention of one decode step over a cache in bf16, all layers, as kvcourse.flops.decode_attention counts it: FLOPs,
+// and bytes that are read once. kind: {heads, layers} and either {kvHeads, headDim}, or {rank, rope} of MLA.
+export function decodeCost(kind, context, batch = 1) {
+  const latent = kind.rank !== undefined;
+  const values = latent ? kind.rank + kind.rope : 2 * kind.kvHeads * kind.headDim; // that a token stores in a layer
+  const pair = latent ? 2 * kind.rank + kind.rope : 2 * kind.headDim; // multiplied by one head with one cached token
+  const tokens = batch * context * kind.layers;
+  const [flops, bytes] = [2 * tokens * kind.heads * pair, 2 * tokens * values];
+  return { values, flops, bytes, intensity: flops / bytes };
+}
+
+// The least time of work on a machine {peak, bandwidth} in FLOP/s and bytes/s, and which of the two decides it.
+export function floor(cost, machine) {
+  const [compute, memory] = [cost.flops / machine.peak, cost.bytes / machine.bandwidth];
+  return { seconds: Math.max(compute, memory), bound: memory >= compute ? "memory" : "arithmetic" };
+}
+
+// Numbers of kv heads that `heads` query heads can share evenly.
+export function divisors(heads) {
+  return Array.from({ length: heads }, (_, i) => i + 1).filter((count) => heads % count === 0);
+}
+
+// Whether values are drawn on a logarithmic scale: all above 0, and a factor of 30 between the ends.
+export function steep(values) {
+  const low = Math.min(...values);
+  return low > 0 && Math.max(...values) >= 30 * low;
+}
+
+// Where `value` lies between low and high, 0 to 1, on a scale that is logarithmic when they are steep.
+export function place(value, low, high) {
+  if (high === low) return 0.5;
+  if (steep([low, high])) return Math.log(value / low) / Math.log(high / low);
+  return (value - low) / (high - low);
+}

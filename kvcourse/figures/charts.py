@@ -4,9 +4,10 @@ import numpy as np
 
 from kvcourse.errors import InputError
 from kvcourse.figures import style
+from kvcourse.figures.axes import KIB, legend_above, log_values, token_axis, tokens_label
 from kvcourse.figures.style import COLORS, styled
 
-KIB, GB = 1024, 1e9
+GB = 1e9
 
 
 def slope(x, y) -> float:
@@ -35,41 +36,6 @@ def crossover(contexts, cache_bytes, weight_bytes) -> float | None:
     return float(contexts[i - 1] + share * (contexts[i] - contexts[i - 1]))
 
 
-def tokens_label(tokens) -> str:
-    """A context length in few letters: 512, 4k, 128k, 1M (k = 1,024)."""
-    for size, unit in ((KIB**2, "M"), (KIB, "k")):
-        if tokens >= size:
-            return f"{tokens / size:.3g}{unit}"
-    return f"{tokens:.0f}"
-
-
-def _token_axis(ax, tokens, label):
-    """Logarithmic x axis in powers of two, with at most six ticks."""
-    low, high = int(np.floor(np.log2(min(tokens)))), int(np.ceil(np.log2(max(tokens))))
-    step = max(1, -(-(high - low) // 5))
-    ticks = [2**p for p in range(low, high + 1, step)]
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, [tokens_label(t) for t in ticks])
-    ax.minorticks_off()
-    ax.set_xlabel(label)
-
-
-def _log_values(ax, values):
-    """Logarithmic y axis with plain numbers: powers of ten, with 2 and 5 between in a short range."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    short = max(values) < 30 * min(values)
-    ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if short else (1,)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    ax.yaxis.set_minor_locator(NullLocator())
-
-
-def _legend_above(fig, columns=1):
-    """The legend over the plot, where it covers no data and the width of a phone is enough."""
-    fig.legend(loc="outside upper left", ncols=columns)
-
-
 @styled
 def work_per_token(tokens, without_cache, with_cache, ylabel="FLOPs for this token"):
     """Work to make each next token, with and without a cache, on logarithmic axes.
@@ -81,11 +47,11 @@ def work_per_token(tokens, without_cache, with_cache, ylabel="FLOPs for this tok
     fig, ax = style.figure(height=3.2)
     ax.plot(tokens, without_cache, **style.line("baseline"), label="without a cache: every row again")
     ax.plot(tokens, with_cache, **style.line("ours"), label="with a cache: one new row")
-    _log_values(ax, [*without_cache, *with_cache])
+    log_values(ax, [*without_cache, *with_cache])
     ax.yaxis.set_major_formatter(EngFormatter(sep=""))
-    _token_axis(ax, tokens, "tokens so far")
+    token_axis(ax, tokens, "tokens so far")
     ax.set_ylabel(ylabel)
-    _legend_above(fig)
+    legend_above(fig)
     return fig
 
 
@@ -124,10 +90,10 @@ def time_vs_context(tokens, series, roles=None, ylabel="seconds", xlabel="tokens
     fig, ax = style.figure(height=3.2 + 0.15 * len(series))
     for name, times in series.items():
         ax.plot(tokens, times, **style.line(roles[name]), label=f"{name}: slope {slope(tokens, times):.2f}")
-    _log_values(ax, np.concatenate([np.asarray(times, float) for times in series.values()]))
-    _token_axis(ax, tokens, xlabel)
+    log_values(ax, np.concatenate([np.asarray(times, float) for times in series.values()]))
+    token_axis(ax, tokens, xlabel)
     ax.set_ylabel(ylabel)
-    _legend_above(fig)
+    legend_above(fig)
     return fig
 
 
@@ -144,7 +110,7 @@ def capacity_staircase(lengths, capacities):
         lengths, lengths, capacities, step="post", color=style.SKY, alpha=0.35, linewidth=0, label="slack"
     )
     ax.set(xlabel="tokens stored", ylabel="slots per row", xlim=(0, None), ylim=(0, None))
-    _legend_above(fig)
+    legend_above(fig)
     return fig
 
 
@@ -172,8 +138,8 @@ def weights_and_cache(contexts, cache_bytes, weight_bytes, card_bytes=None):
             markeredgewidth=2,
         )
         ax.set_title(f"as large as the weights at {at:,.0f} tokens", size=style.FONT_PT)
-    _log_values(ax, np.append(cache, weight_bytes) / GB)
-    _token_axis(ax, contexts, "tokens in the cache")
+    log_values(ax, np.append(cache, weight_bytes) / GB)
+    token_axis(ax, contexts, "tokens in the cache")
     ax.set_ylabel("GB")
-    _legend_above(fig, columns=3)
+    legend_above(fig, columns=3)
     return fig

@@ -52,3 +52,15 @@ def arrow(ax, start, end, color, *, width=1.5, head=8.0, curve=0.0):
             shrinkB=0,
         )
     )
+
+
+def rectangle(ax, x, y, width, height, color, *, edge=style.MUTED, **look):
+    """A plain rectangle with its lower left corner at (x, y): its edges are exact, for what is counted or measured.
+
+    look: more of matplotlib's Rectangle, for example hatch.
+    """
+    from matplotlib.patches import Rectangle
+
+    ax.add_patch(
+        Rectangle((x, y), width, height, facecolor=color, edgecolor=edge, **{"linewidth": 0.8} | look)
+    )

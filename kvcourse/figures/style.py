@@ -28,6 +28,8 @@ COLORS = {
     "k": BLUE,
     "v": ORANGE,
     "q": GREEN,
+    "latent": PURPLE,
+    "rope": SKY,
     "weights": "#8C8C8C",
     "cache": BLUE,
     "floor": BLACK,
@@ -43,6 +45,17 @@ COLORS = {
     "grid": GRID,
     "paper": PAPER,
     "pale": PALE,
+}
+
+# Kinds of attention: colour, and a marker for those that are drawn as points.
+KINDS = {
+    "MHA": (VERMILION, "s"),
+    "GQA": (BLUE, "o"),
+    "MQA": (GREEN, "^"),
+    "MLA": (PURPLE, "D"),
+    "sliding": (SKY, ""),
+    "linear": (ORANGE, ""),
+    "compressed": (MUTED, ""),
 }
 
 LINES = {

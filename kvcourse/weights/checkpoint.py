@@ -10,8 +10,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from kvcourse.config import ModelConfig, read_config
+from kvcourse.config import ModelConfig
 from kvcourse.errors import InputError
+from kvcourse.hf_config import read_config
 from kvcourse.paths import user_path
 from kvcourse.placement import read_device, read_dtype
 from kvcourse.weights.conversion import quiet
@@ -32,11 +33,11 @@ def load_model(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> "tuple[Decoder, Any]":
-    """Load a model of the Llama family and its tokenizer.
+    """Load a model of the Llama or DeepSeek family and its tokenizer.
 
     name_or_path: a built-in name (fetched on first use), a folder, or a name on the Hugging Face Hub.
     device: where the weights go; None takes CUDA when there is one, else the CPU.
-    dtype: floating-point type of the weights.
+    dtype: floating-point type of the weights; routers of experts keep at least float32.
 
     Returns (model, tokenizer). The model is in eval mode, without gradients, and `model.tokenizer` is the same
     tokenizer; it is None for a folder that holds none.
@@ -55,7 +56,7 @@ def load_model(
     if config.tie_word_embeddings:
         del expected["lm_head.weight"]
     _check_fit(folder, expected, state)
-    state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in state.items()}
+    state = {name: tensor.to(device=device, dtype=_dtype_of(name, dtype)) for name, tensor in state.items()}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed_tokens.weight"]
     model.load_state_dict(state, assign=True)
@@ -85,7 +86,8 @@ def load_state(folder: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tens
     """Read the config and the tensors of a model folder.
 
     Names are Hugging Face's without the leading "model."; `lm_head.weight` is dropped when it is tied to the
-    embedding. Tensors keep their stored type. They are mapped from the file: bytes are read when first used.
+    embedding, and so are DeepSeek-V3's layers for multi-token prediction, which come after the last one. Tensors
+    keep their stored type. They are mapped from the file: bytes are read when first used.
     Errors: InputError for no config or no safetensors in the folder, a missing shard, a damaged file, or quantised
     weights.
     """
@@ -103,6 +105,12 @@ def load_state(folder: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tens
         state.update((name.removeprefix("model."), tensor) for name, tensor in tensors.items())
     if raw.get("tie_word_embeddings"):
         state.pop("lm_head.weight", None)
+    if raw.get("num_nextn_predict_layers"):
+        state = {
+            name: tensor
+            for name, tensor in state.items()
+            if not _is_beyond(name, raw.get("num_hidden_layers"))
+        }
     # Old Llama checkpoints store the rotary frequencies, which follow from the config.
     return raw, {name: tensor for name, tensor in state.items() if not name.endswith("rotary_emb.inv_freq")}
 
@@ -143,10 +151,23 @@ def describe(folder: Path) -> dict[str, Any]:
     return {"parameters": parameters, "dtypes": sorted(dtypes), "bytes": sum(files.values()), "files": files}
 
 
+def _dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Routers stay wide, as in transformers: rounded scores would send tokens to other experts."""
+    return torch.promote_types(dtype, torch.float32) if ".mlp.gate." in name else dtype
+
+
+def _is_beyond(name: str, layers: Any) -> bool:
+    """Whether a tensor belongs to a layer after the last of `layers`."""
+    head, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return head == "layers" and number.isdecimal() and isinstance(layers, int) and int(number) >= layers
+
+
 def _check_fit(folder: Path, expected: dict[str, torch.Size], state: dict[str, torch.Tensor]) -> None:
     problems = {
         "missing": [name for name in expected if name not in state],
         "unexpected": [name for name in state if name not in expected],
+        "of whole numbers": [name for name, tensor in state.items() if not tensor.is_floating_point()],
         "of another shape": [
             f"{name} {tuple(tensor.shape)} for {tuple(expected[name])}"
             for name, tensor in state.items()

@@ -204,3 +204,8 @@ def test_unwritable_json_is_refused_before_anything_is_measured(tmp_path, capsys
     target = tmp_path / "missing" / "out.json"
     assert main(["bench", "cache", "--json", str(target)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_model_that_stores_latents_has_a_benchmark_of_its_own():
+    with pytest.raises(InputError, match="bench mla"):
+        bench.run(kv.tiny_model(kv_lora_rank=8), contexts=(4,), batches=(1,), repeats=1)

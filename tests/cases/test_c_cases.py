@@ -152,9 +152,7 @@ class TestC7:
             sizes[codec] = cache.nbytes
         assert sizes["fp64"] == 2 * sizes["fp32"]
 
-    @pytest.mark.parametrize(
-        "options", [{"storage": "paged"}, {"sharing": "radix"}, {"codec": "int8"}, {"eviction": "h2o"}]
-    )
+    @pytest.mark.parametrize("options", [{"sharing": "radix"}, {"codec": "int8"}, {"eviction": "h2o"}])
     def test_C7_what_cannot_run_yet_is_refused(self, options):
         """Never a plan that silently behaves like the default one."""
         with pytest.raises(InputError) as error:

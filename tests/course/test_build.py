@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from conftest import edit, write
 from nbformat.v4 import new_code_cell, new_markdown_cell
+from toy_book import edit, write
 
 from kvcourse.cli import main
 from kvcourse.course.build import build_book

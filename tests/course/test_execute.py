@@ -1,8 +1,8 @@
 """Execution stores outputs that are the same every time, and never spoils a file."""
 
 import pytest
-from conftest import write
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from toy_book import write
 
 from kvcourse.cli import main
 from kvcourse.course.execute import execute_file, is_stale, normalise

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from conftest import edit
+from toy_book import edit
 
-from kvcourse.course.manifest import find_root, read_manifest
+from kvcourse.course.manifest import Chapter, choose_chapters, find_root, read_manifest
 from kvcourse.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +21,20 @@ def test_facts_are_read(project):
         "book/index.md", "notebooks/00_first.ipynb", "notebooks/01_second.ipynb", "book/glossary.md",
         "book/api.md", "book/api/errors.md",
     )  # fmt: skip
+
+
+def test_chapters_have_the_numbers_of_their_files():
+    """Not their positions: a chapter may be taken out, and the others keep their numbers."""
+    files = ("notebooks/00_first.ipynb", "notebooks/03_fourth.ipynb", "notebooks/extra.ipynb")
+    chapters = tuple(Chapter(file, file.split("_")[-1], 10, ()) for file in files)
+    assert [chapter.stem for chapter in chapters] == ["00_first", "03_fourth", "extra"]
+    assert choose_chapters(chapters, [3, 0]) == chapters[:2]
+    assert choose_chapters(chapters, [3]) == chapters[1:2]
+    assert choose_chapters(chapters, []) == chapters
+    with pytest.raises(
+        InputError, match=r"--chapter 1: no such chapter; the chapters are 0 first\.ipynb, 3 fourth"
+    ):
+        choose_chapters(chapters, [1])
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from conftest import edit
+from toy_book import edit
 
 from kvcourse.cli import main
 from kvcourse.course.manifest import read_manifest
 from kvcourse.course.notebook import read_notebook
-from kvcourse.course.release import place_notebooks
+from kvcourse.course.outline import read_outline
+from kvcourse.course.release.working_folder import place_notebooks
 from kvcourse.errors import InputError
 
 
@@ -69,6 +70,37 @@ def test_a_folder_that_will_not_do(project, tmp_path, name):
     assert {path: path.read_bytes() for path in project.rglob("*") if path.is_file()} == before
 
 
+def test_a_folder_that_cannot_take_the_outline(project, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/.kvcourse").write_text("mine", "utf-8")
+    with pytest.raises(InputError, match=r"move .*\.kvcourse away"):
+        place_notebooks(read_manifest(project), tmp_path / "work")
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [".kvcourse"]
+
+
+def test_the_outline_follows_the_course_and_progress_stays(project, tmp_path):
+    folder = tmp_path / "work"
+    actions(project, folder)
+    assert json.loads((folder / ".kvcourse/course.json").read_text("utf-8")) == {
+        "schema": 1,
+        "title": "Toy course",
+        "chapters": [
+            {"file": "00_first.ipynb", "title": "First", "exercises": []},
+            {
+                "file": "01_second.ipynb",
+                "title": "Second",
+                "exercises": [{"id": "ex-double", "points": 3}],
+            },
+        ],
+    }
+    (folder / ".kvcourse/progress.json").write_text("what the checks said", "utf-8")
+    edit(project / "book.toml", "points = 3", "points = 5")
+    edit(project / "notebooks/01_second.ipynb", '"points": 3', '"points": 5')
+    actions(project, folder)
+    assert read_outline(folder).chapters[1].exercises[0].points == 5
+    assert (folder / ".kvcourse/progress.json").read_text("utf-8") == "what the checks said"
+
+
 def test_the_command_says_what_it_did(project, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(project)
     assert main(["start", "work"]) == 0
@@ -90,5 +122,5 @@ def test_a_student_copy_is_a_valid_notebook(project, tmp_path):
     import nbformat
 
     actions(project, tmp_path / "work")
-    for path in (tmp_path / "work").iterdir():
+    for path in (tmp_path / "work").glob("*.ipynb"):
         nbformat.validate(json.loads(path.read_text("utf-8")))

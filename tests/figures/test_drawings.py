@@ -8,8 +8,21 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+from kvcourse.bench.utilisation import Arm, Utilisation
 from kvcourse.errors import InputError
-from kvcourse.figures import charts, concepts, recomputation, style
+from kvcourse.figures import (
+    attention_kinds,
+    block_sharing,
+    charts,
+    comparisons,
+    concepts,
+    latent,
+    paging,
+    paging_drawings,
+    recomputation,
+    style,
+)
+from kvcourse.figures.pool_state import PoolState
 
 STEPS = np.arange(1, 129)
 SIZES = 2.0 ** np.arange(6, 13)
@@ -20,6 +33,45 @@ MODELS = [
     ("SmolLM2-135M", 23_040, 3_019_898_880),
     ("Falcon-7B (MQA)", 8_192, 1_073_741_824),
 ]
+ARMS = [
+    ("MQA, mean", "MQA", 15_360, 8_000, 30.0),
+    ("MQA, first", "MQA", 15_360, 6_000, 34.0),
+    ("MQA, random", "MQA", 15_360, 90_000, 45.0),
+    ("MLA 64+32", "MLA", 11_520, 70, 22.0),
+    ("MLA 32+32", "MLA", 7_680, 300, 28.0),
+    ("MLA 128+64", "MLA", 23_040, 15, None),
+]
+RANKS = [(46_080, 12.1), (34_000, 12.3), (23_040, 15), (16_000, 30), (11_520, 70), (7_680, 300)]
+KINDS = [("MHA", 1), ("GQA, 8 to a group", 8), ("MQA, 71 heads", 71), ("MLA, 128 heads", 241.8)]
+FILLING = [(n, n // 3, 23 - n - n // 3) for n in (0, 4, 7, 12, 17, 14, 9, 9, 3, 0)]
+POOL = PoolState(
+    24, 4, {"A": (3, 7, 9), "B": (3, 7, 10), "C": (3, 1), "D": (3, 4)}, {"A": 10, "B": 12, "C": 5, "D": 8},
+    frozenset({20, 21}),
+)  # fmt: skip
+FEW = Utilisation(
+    tuple(
+        Arm(f"paged, {size}", "paged", size, used, 9, {"reserved for later": 1 - used})
+        for size, used in ((8, 0.97), (16, 0.8))
+    ),
+    1,
+    1,
+    1,
+)
+SHARES = Utilisation(
+    (
+        *(
+            Arm(name, "static", None, used, 3, {"reserved for later": 0.2, "no hole fits": 0.8 - used})
+            for name, used in (("max length", 0.2), ("power of two, buddy", 0.24), ("oracle", 0.75))
+        ),
+        *(
+            Arm(f"paged, {2**i}", "paged", 2**i, 1 - 2**i / 1024, 9, {"reserved, never used": 2**i / 1024})
+            for i in range(9)
+        ),
+    ),
+    1,
+    1,
+    1,
+)
 
 DRAWINGS = {
     "what_is_a_cache": concepts.what_is_a_cache,
@@ -43,6 +95,54 @@ DRAWINGS = {
         STEPS, 16 * 2 ** np.ceil(np.log2(1 + STEPS / 16))
     ),
     "weights_and_cache": lambda: charts.weights_and_cache(CONTEXTS, CONTEXTS * 327_680, 141e9, 80e9),
+    "cache_bytes_by_model": comparisons.cache_bytes_by_model,
+    "cache_bytes_by_model, two": lambda: comparisons.cache_bytes_by_model(
+        comparisons.model_rows(["llama-2-7b", "mistral-7b-v0.1"])
+    ),
+    "quality_against_bytes": lambda: comparisons.quality_against_bytes(
+        ARMS, ("SmolLM2-135M", 46_080, 12.1), RANKS
+    ),
+    "quality_against_bytes, equal bytes": lambda: comparisons.quality_against_bytes(
+        [(kind, kind, 256, None, 1.6 + i / 50) for i, kind in enumerate(("MHA", "GQA", "MQA", "MLA"))],
+        ylabel="nats per byte",
+    ),
+    "quality_against_bytes, one": lambda: comparisons.quality_against_bytes(ARMS[:1], curve=("ranks", RANKS)),
+    "roofline": lambda: comparisons.roofline(KINDS, 989e12, 4.8e12, "H200, bf16"),
+    "roofline, measured": lambda: comparisons.roofline(
+        [("MHA", 0.5), ("GQA", 1.5), ("MQA", 4.5), ("MLA", 8.9)], 1e11, 2e10, "", {"MHA": 5e9, "MLA": 8e10}
+    ),
+    "roofline, crowded": lambda: comparisons.roofline([(f"GQA {i}", i) for i in range(1, 8)], 989e12, 4.8e12),
+    "kv_head_groups": attention_kinds.kv_head_groups,
+    "kv_head_groups, most": lambda: attention_kinds.kv_head_groups(12, 4),
+    "kv_head_groups, few": lambda: attention_kinds.kv_head_groups(4, 2),
+    "head_map": attention_kinds.head_map,
+    "head_map, most": lambda: attention_kinds.head_map(12, 6),
+    "absorption": latent.absorption,
+    "absorption, small": lambda: latent.absorption(32, 64, 9),
+    "cached_parts": latent.cached_parts,
+    "cached_parts, small": lambda: latent.cached_parts(9, 64, 32, 64, 64),
+    "filling": lambda: paging.filling(FILLING),
+    "filling, marked": lambda: paging.filling(
+        FILLING, {0: "A arrives", 1: "B arrives", 4: "the pool is full", 8: "C is done", 9: "all done"}
+    ),
+    "block_map": lambda: paging.block_map(POOL, title="Four sequences"),
+    "block_map, wide": lambda: paging.block_map(POOL, columns=10),
+    "block_map, narrow": lambda: paging.block_map(POOL, columns=4),
+    "utilisation": lambda: paging.utilisation(SHARES),
+    "utilisation, paged only": lambda: paging.utilisation(FEW),
+    "waste": lambda: paging.waste(SHARES),
+    "waste, one": lambda: paging.waste(Utilisation(SHARES.arms[:1], 1, 1, 1)),
+    "fragmentation": paging_drawings.fragmentation,
+    "fragmentation, it fits": lambda: paging_drawings.fragmentation(
+        [("A", 0, 9, 13, 20)], ("B", 0, 30, 30, 40), block_size=8
+    ),
+    "boundary": paging_drawings.boundary,
+    "boundary, one": lambda: paging_drawings.boundary(1),
+    "boundary, most": lambda: paging_drawings.boundary(8, [0, 3, 7, 8, 9, 15, 23]),
+    "block_table": block_sharing.block_table,
+    "block_table, no copy": lambda: block_sharing.block_table(("a", "b"), ("c",), ("mmmm",) * 6, 2),
+    "hash_chain": block_sharing.hash_chain,
+    "hash_chain, no keys": lambda: block_sharing.hash_chain([("One block", (99, 98, 97, 96), ())]),
     "weights_and_cache, apart": lambda: charts.weights_and_cache(CONTEXTS, CONTEXTS * 8_192, 141e9),
 }
 

@@ -154,7 +154,7 @@ def test_the_book_shows_the_text_without_script():
         (lambda: explorers.MemoryExplorer(codec="int3"), "codec 'int3' is not in this explorer"),
         (lambda: explorers.MemoryExplorer(model="gpt-9"), "model 'gpt-9' is not in this explorer"),
         (lambda: explorers.MemoryExplorer(models=["gpt-9"]), "gpt-9"),
-        (lambda: explorers.StepExplorer(answer=()), "new_tokens=0, prompt=4: expected at least one"),
+        (lambda: explorers.StepExplorer(answer=()), "new_tokens=0: expected a whole number of at least 1"),
         (lambda: explorers.StepExplorer(config="mistral-7b-v0.1"), "has sliding layers"),
     ],
 )

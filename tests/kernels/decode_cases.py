@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from strided import copied
 
 # num_heads, num_kv_heads, head_dim, v_head_dim: groups of 1 to 71, dimensions that fill no vector or end inside one.
 SHAPES = [
@@ -37,7 +38,7 @@ class Case:
 
     def to(self, device, dtype):
         """The same case elsewhere, strides kept."""
-        move = [t.to(device=device, dtype=dtype) for t in (self.q, self.k, self.v)]
+        move = [copied(t, device, dtype) for t in (self.q, self.k, self.v)]
         return Case(*move, self.lengths, self.starts, self.scale)
 
 

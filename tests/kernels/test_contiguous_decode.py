@@ -9,8 +9,8 @@ from decode_cases import LAYOUTS, SHAPES, brute_force, decode_cases, far_apart, 
 from hypothesis import given
 from strategies import FEW, MANY
 
-from kvcourse.kernels import contiguous_decode
-from kvcourse.kernels.contiguous_decode import attend_reference, choose_backend, threads
+from kvcourse.kernels import contiguous_decode, threads
+from kvcourse.kernels.contiguous_decode import attend_reference, choose_backend
 from kvcourse.kernels.contiguous_decode.cpu import CHUNK
 
 FUSED = ("torch", "cpu")

@@ -14,7 +14,8 @@ from strategies import FEW
 
 from kvcourse.kernels import contiguous_decode
 from kvcourse.kernels.contiguous_decode import attend_reference, choose_backend
-from kvcourse.kernels.contiguous_decode.triton import INTERPRETED, attend_triton, bytes_moved
+from kvcourse.kernels.contiguous_decode.triton import attend_triton, bytes_moved
+from kvcourse.kernels.triton import INTERPRETED
 
 DEVICE = os.environ.get("KVCOURSE_DEVICE", "cpu")
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 4e-3} | ({torch.bfloat16: 3e-2} if DEVICE == "cuda" else {})

@@ -14,7 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvcourse.kernels.contiguous_decode.triton import attend_split, choose_blocks, merge_splits
+from kvcourse.kernels.contiguous_decode.triton import attend_split, choose_blocks
+from kvcourse.kernels.triton import merge_splits
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -75,6 +76,7 @@ def compile_attend(target, group, head_dim, v_head_dim, dtype, aligned):
 def compile_merge(target, v_head_dim, dtype):
     constants = {"V_HEAD_DIM": v_head_dim, "BLOCK_V": triton.next_power_of_2(v_head_dim), "BLOCK_S": 64}
     signature = {"parts_ptr": "*fp32", "lses_ptr": "*fp32", "lengths_ptr": "*i64", "out_ptr": f"*{dtype}"}
+    signature["lse_ptr"] = "*fp32"
     return compile_kernel(merge_splits, signature, constants, target, {"num_warps": 4})
 
 

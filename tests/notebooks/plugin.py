@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # for the kernels, as in kvcourse/course/execute.py
+
 OUTPUT_TIMEOUT_S = 60  # nbval waits 5 s for each output of a cell, whatever --nbval-cell-timeout says
 
 
