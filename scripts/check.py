@@ -3,81 +3,194 @@
     .venv/bin/python scripts/check.py
 
 The last line counts all tests: `N passed, N failed, N skipped`. Each skip is named with its reason above it.
+
+Every folder of tests is a pytest process of its own, two at a time. So memory goes back to the system in between, and
+one that hangs or is killed is told with the test that it was at, and takes no other with it.
 """
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parent.parent
-WORKERS = "2"
+import psutil
 
-# One thread a worker, or two workers on two cores take turns. Notebooks measure times: one after the other.
-TESTS = (["-n", WORKERS, "--dist", "loadfile", "tests"], {"OMP_NUM_THREADS": "1"})
-NOTEBOOKS = (
-    [
-        *("-p", "tests.notebooks.plugin", "--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"),
-        *("--nbval-sanitize-with", "tests/notebooks/sanitize.cfg", "notebooks"),
-    ],
-    {},
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS = 2
+LONGEST_FIRST = ("tests/grading", "tests", "tests/kernels", "tests/storage", "tests/course")
+MOST_SECONDS = 60 * 60  # for one process; the longest takes ten minutes on two quiet cores
+KILLED = -9
+
+# One thread a process, or two processes on two cores take turns.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+NBVAL = (
+    *("-p", "tests.notebooks.plugin", "--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"),
+    *("--nbval-sanitize-with", "tests/notebooks/sanitize.cfg"),
 )
 
 
+@dataclass(frozen=True)
+class Run:
+    """One pytest process: its name, what it is given, and the environment on top of ours."""
+
+    name: str
+    args: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Counts:
+    """How many tests passed, the names of those that failed, and (name, reason) of those that were skipped."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, other: "Counts") -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+
 def main() -> int:
-    """Run all three and print the counts. Returns 0 only if everything passed."""
-    codes = [run([sys.executable, "-m", "ruff", *args]) for args in (["check"], ["format", "--check"])]
+    """Run all and print the counts. Returns 0 only if everything passed."""
+    codes = [run_ruff(*arguments) for arguments in (["check"], ["format", "--check"])]
     clean = not any(codes)
-    passed, failed, skipped = 0, [], []
-    for args, environment in (TESTS, NOTEBOOKS):
-        counts = run_pytest(args, environment)
-        passed, failed, skipped = passed + counts[0], failed + counts[1], skipped + counts[2]
+    counts = Counts()
+    with ThreadPoolExecutor(WORKERS) as workers:
+        for found in workers.map(run_pytest, runs_of_tests()):
+            counts.add(found)
+    # Notebooks measure times: nothing runs beside them.
+    counts.add(run_pytest(Run("notebooks", (*NBVAL, "notebooks"))))
     print()
-    for name in failed:
+    for name in counts.failed:
         print(f"failed {name}")
-    for name, reason in skipped:
+    for name, reason in counts.skipped:
         print(f"skipped {name}: {reason}")
     if not clean:
         print("ruff found faults (above)")
-    print(f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped")
-    return 0 if clean and not failed else 1
+    print(f"{counts.passed} passed, {len(counts.failed)} failed, {len(counts.skipped)} skipped")
+    return 0 if clean and not counts.failed else 1
 
 
-def run(command: list[str], environment: dict[str, str] | None = None) -> int:
-    """Run a command in the root of the project, say it first, and return its exit code."""
-    shown = " ".join(["python", *command[1:]])
-    print(f"$ {shown}", flush=True)
-    return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **(environment or {})}, check=False
-    ).returncode
+def run_ruff(*arguments: str) -> int:
+    """Run ruff in the root of the project, say it first, and return its exit code."""
+    print("$", " ".join(("python -m ruff", *arguments)), flush=True)
+    return subprocess.run([sys.executable, "-m", "ruff", *arguments], cwd=ROOT, check=False).returncode
 
 
-def run_pytest(args: list[str], environment: dict[str, str]) -> tuple[int, list[str], list[tuple[str, str]]]:
-    """One pytest run: how many passed, the names that failed, and (name, reason) of each skip."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        code = run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *args], environment)
-        passed, failed, skipped = read_report(report) if report.is_file() else (0, [], [])
+def runs_of_tests() -> list[Run]:
+    """A run for each folder that has test files, the longest first."""
+    files: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        files.setdefault(path.parent.relative_to(ROOT).as_posix(), []).append(
+            path.relative_to(ROOT).as_posix()
+        )
+    order = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    names = sorted(files, key=lambda name: (order.get(name, len(order)), name))
+    return [Run(name, files[name], ONE_THREAD) for name in names]
+
+
+def run_pytest(run: Run) -> Counts:
+    """Run one process to its end, print what it says where that is of use, and count its tests.
+
+    A process that the system killed says nothing of the tests (most often memory ran out): it gets one more try.
+    """
+    found, code = start_pytest(run)
+    if code == KILLED:
+        memory = psutil.virtual_memory()
+        free, total = memory.available / 2**30, memory.total / 2**30
+        say(
+            f"{run.name}: killed by the system ({free:.1f} of {total:.1f} GiB of memory are free now); once more"
+        )
+        found, code = start_pytest(run)
     # Killed, nothing collected or an internal error: a failure even where no single test failed.
-    if code and not failed:
-        failed.append(f"pytest {args[-1]}: exit code {code}")
-    return passed, failed, skipped
+    if code and not found.failed:
+        found.failed.append(f"{run.name}: pytest {how_it_ended(code)}")
+    return found
 
 
-def read_report(path: Path) -> tuple[int, list[str], list[tuple[str, str]]]:
-    """The same of a JUnit report. An error in set-up is a failure."""
-    passed, failed, skipped = 0, [], []
+def start_pytest(run: Run) -> tuple[Counts, int]:
+    """One try of a run: its counts and pytest's exit code (minus the number of the signal that ended it)."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report, said = Path(folder, "report.xml"), Path(folder, "output.txt")
+        command = [sys.executable, "-m", "pytest", "-v", f"--junitxml={report}", *run.args]
+        with said.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **run.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            code = wait_for(process)
+        found = read_report(report) if report.is_file() else Counts()
+        lines = said.read_text("utf-8", "replace").splitlines()
+    seconds = f"{time.monotonic() - began:.0f} s"
+    if code:
+        say(f"{run.name}: pytest {how_it_ended(code)} after {seconds}", *what_matters(lines))
+    else:
+        say(f"{run.name}: {found.passed} passed, {len(found.skipped)} skipped in {seconds}")
+    return found, code
+
+
+def wait_for(process: subprocess.Popen) -> int:
+    """The exit code of a process; one that takes too long is aborted, so that it prints where every thread is."""
+    try:
+        return process.wait(MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.send_signal(getattr(signal, "SIGABRT", signal.SIGTERM))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(60)
+        process.kill()
+        return process.wait()
+    except BaseException:
+        process.kill()
+        raise
+
+
+def how_it_ended(code: int) -> str:
+    """The exit code of pytest in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
+
+
+def what_matters(lines: list[str]) -> list[str]:
+    """Of the output of a run that failed: all from the first report of a failure on, or the last lines."""
+    for number, line in enumerate(lines):
+        if line.startswith("=") and line.strip("= ") in ("FAILURES", "ERRORS"):
+            return lines[number:]
+    return lines[-60:]
+
+
+def say(*lines: str) -> None:
+    """Print lines at once and in one piece: two runs speak at the same time."""
+    print("\n".join(lines), flush=True)
+
+
+def read_report(path: Path) -> Counts:
+    """The counts of a JUnit report. An error in set-up is a failure."""
+    found = Counts()
     for case in ElementTree.parse(path).iter("testcase"):
         name, skip = f"{case.get('classname')}::{case.get('name')}", case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            failed.append(name)
+            found.failed.append(name)
         elif skip is not None:
-            skipped.append((name, skip.get("message") or "no reason given"))
+            found.skipped.append((name, skip.get("message") or "no reason given"))
         else:
-            passed += 1
-    return passed, failed, skipped
+            found.passed += 1
+    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 Disk = collections.namedtuple("Disk", "total used free")
+posix_only = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 
 def load(name):
@@ -228,40 +229,118 @@ REPORT = """<testsuites><testsuite>
 def test_report_is_counted(tmp_path):
     path = tmp_path / "report.xml"
     path.write_text(REPORT, encoding="utf-8")
-    assert load("check").read_report(path) == (1, ["a::bad", "a::broken"], [("a::gone", "needs a GPU")])
+    found = load("check").read_report(path)
+    assert (found.passed, found.failed) == (1, ["a::bad", "a::broken"])
+    assert found.skipped == [("a::gone", "needs a GPU")]
 
 
-@pytest.mark.parametrize(
-    ("ruff_code", "pytest_code", "report", "last", "code"),
-    [
-        (0, 0, "<t><testcase/></t>", "2 passed, 0 failed, 0 skipped", 0),
-        (1, 0, "<t><testcase/></t>", "2 passed, 0 failed, 0 skipped", 1),
-        (0, 1, REPORT, "2 passed, 4 failed, 2 skipped", 1),
-        (0, 5, "<t></t>", "0 passed, 2 failed, 0 skipped", 1),
-        (0, 3, None, "0 passed, 2 failed, 0 skipped", 1),
-    ],
-    ids=["all good", "ruff", "failures", "nothing collected", "crash"],
-)
-def test_check_sums_up(monkeypatch, capsys, ruff_code, pytest_code, report, last, code):
-    check = load("check")
+def test_every_test_file_is_run_once():
+    runs = load("check").runs_of_tests()
+    files = [name for run in runs for name in run.args]
+    assert sorted(files) == sorted(
+        p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py")
+    )
+    assert len({run.name for run in runs}) == len(runs)
 
-    def run(command, environment=None):
-        if "pytest" not in command:
-            return ruff_code
-        if report is not None:
-            (target,) = [word.split("=")[1] for word in command if word.startswith("--junitxml=")]
-            Path(target).write_text(report, encoding="utf-8")
-        return pytest_code
 
-    monkeypatch.setattr(check, "run", run)
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """scripts/check.py for a project of its own; `write` gives it a test file."""
+    module = load("check")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "NBVAL", ())
+    monkeypatch.setattr(module, "run_ruff", lambda *arguments: 0)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # quicker
+
+    def write(path, source):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(source, encoding="utf-8")
+
+    module.write = write
+    write("notebooks/test_of_notebooks.py", "def test_cell(): pass\n")
+    return module
+
+
+def last_lines(check, capsys, code):
     assert check.main() == code
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == last
-    if report == REPORT:
-        assert lines.count("skipped a::gone: needs a GPU") == 2
-        assert lines.count("failed a::broken") == 2
-    if ruff_code:
-        assert "ruff found faults (above)" in lines
+    text = capsys.readouterr().out
+    return text, text[text.rindex("\n\n") + 2 :].splitlines()
+
+
+def test_check_sums_up(check, capsys):
+    check.write(
+        "tests/test_top.py", "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no card')\n"
+    )
+    check.write("tests/inner/test_inner.py", "def test_c(): pass\ndef test_d(): pass\n")
+    text, last = last_lines(check, capsys, 0)
+    assert last[0].startswith("skipped tests.test_top::test_b: ")
+    assert last[0].endswith("no card")
+    assert last[1:] == ["4 passed, 0 failed, 1 skipped"]
+    assert "tests/inner: 2 passed, 0 skipped in " in text
+
+
+def test_check_shows_why_a_test_failed(check, capsys):
+    check.write("tests/test_top.py", "def test_a(): pass\ndef test_b(): assert 1 == 2\n")
+    text, last = last_lines(check, capsys, 1)
+    assert last == ["failed tests.test_top::test_b", "2 passed, 1 failed, 0 skipped"]
+    assert "assert 1 == 2" in text
+    assert "test_a" not in text
+
+
+def test_check_fails_with_ruff(check, capsys, monkeypatch):
+    check.write("tests/test_top.py", "def test_a(): pass\n")
+    monkeypatch.setattr(check, "run_ruff", lambda *arguments: 1)
+    _, last = last_lines(check, capsys, 1)
+    assert last == ["ruff found faults (above)", "2 passed, 0 failed, 0 skipped"]
+
+
+def test_check_fails_where_nothing_is_collected(check, capsys):
+    check.write("tests/test_top.py", "")
+    _, last = last_lines(check, capsys, 1)
+    assert last == ["failed tests: pytest ended with exit code 5", "1 passed, 1 failed, 0 skipped"]
+
+
+DIES = """
+import os, signal
+def test_before(): pass
+def test_dies():
+    if not os.path.exists({flag!r}):
+        {first}
+        os.kill(os.getpid(), signal.{signal})
+"""
+
+
+@posix_only
+def test_check_runs_once_more_what_the_system_killed(check, capsys, tmp_path):
+    """Most often by lack of memory; nothing else gets a second try."""
+    flag = str(tmp_path / "flag")
+    check.write(
+        "tests/test_top.py", DIES.format(flag=flag, signal="SIGKILL", first=f"open({flag!r}, 'w').close()")
+    )
+    text, last = last_lines(check, capsys, 0)
+    assert last == ["3 passed, 0 failed, 0 skipped"]
+    assert "tests: pytest was ended by SIGKILL after " in text
+    assert "test_top.py::test_dies" in text
+
+
+@posix_only
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSEGV", "SIGTERM"])
+def test_check_names_what_was_running_at_the_end(check, capsys, number):
+    check.write("tests/test_top.py", DIES.format(flag="", signal=number, first="pass"))
+    check.write("tests/inner/test_inner.py", "def test_c(): pass\n")
+    text, last = last_lines(check, capsys, 1)
+    assert last == [f"failed tests: pytest was ended by {number}", "2 passed, 1 failed, 0 skipped"]
+    assert "test_top.py::test_dies" in text
+
+
+@posix_only
+def test_check_ends_what_hangs_and_shows_where(check, capsys, monkeypatch):
+    monkeypatch.setattr(check, "MOST_SECONDS", 5)
+    check.write("tests/test_top.py", "import time\ndef test_hangs():\n    time.sleep(600)\n")
+    text, last = last_lines(check, capsys, 1)
+    assert last == ["failed tests: pytest was ended by SIGABRT", "1 passed, 1 failed, 0 skipped"]
+    assert 'test_top.py", line 3 in test_hangs' in text
 
 
 # ---- scripts/gpu.sh --------------------------------------------------------------------------------

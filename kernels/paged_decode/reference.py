@@ -33,9 +33,14 @@ def attend_reference(q, k_pages, v_pages, block_table, seq_lens, scale=None, win
         tokens = torch.arange(first, length, device=block_table.device)
         blocks = block_table[row, tokens // block_size].to(q.device)  # (seen,)
         slots = (tokens % block_size).to(q.device)
-        query = q[row].to(dtype).unflatten(0, (num_kv_heads, -1))  # (num_kv_heads, group, head_dim)
-        keys = k_pages[blocks, :, slots].to(dtype).transpose(0, 1)  # (num_kv_heads, seen, head_dim)
-        values = v_pages[blocks, :, slots].to(dtype).transpose(0, 1)  # (num_kv_heads, seen, v_head_dim)
+        # Contiguous: a library may sum strided operands in another order, and a view must give the same bits.
+        query = (
+            q[row].to(dtype).contiguous().unflatten(0, (num_kv_heads, -1))
+        )  # (num_kv_heads, group, head_dim)
+        keys = (
+            k_pages[blocks, :, slots].to(dtype).contiguous().transpose(0, 1)
+        )  # (num_kv_heads, seen, head_dim)
+        values = v_pages[blocks, :, slots].to(dtype).contiguous().transpose(0, 1)  # (…, v_head_dim)
         scores = query @ keys.mT * scale  # (num_kv_heads, group, seen)
         scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
         row_lse = scores.logsumexp(-1)  # (num_kv_heads, group)

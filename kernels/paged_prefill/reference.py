@@ -38,9 +38,10 @@ def attend_reference(
             seen = torch.arange(first, position + 1, device=block_table.device)
             blocks = block_table[row, seen // block_size].to(q.device).long()  # (tokens,)
             slots = (seen % block_size).to(q.device)
-            keys = k_pages[blocks, :, slots].to(dtype).transpose(0, 1)  # (num_kv_heads, tokens, head_dim)
-            values = v_pages[blocks, :, slots].to(dtype).transpose(0, 1)
-            query = q[token].to(dtype).unflatten(0, (num_kv_heads, -1))  # (num_kv_heads, group, head_dim)
+            # Contiguous: a library may sum strided operands in another order, and a view must give the same bits.
+            query = q[token].to(dtype).contiguous().unflatten(0, (num_kv_heads, -1))  # (…, group, head_dim)
+            keys = k_pages[blocks, :, slots].to(dtype).contiguous().transpose(0, 1)  # (…, tokens, head_dim)
+            values = v_pages[blocks, :, slots].to(dtype).contiguous().transpose(0, 1)  # (…, v_head_dim)
             scores = query @ keys.mT * scale  # (num_kv_heads, group, tokens)
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
