@@ -1,6 +1,7 @@
 """Which backends there are, and whether one can be used here."""
 
 import functools
+import importlib
 import importlib.util
 
 import torch
@@ -62,6 +63,44 @@ def require_triton(q, *others):
         raise ValueError(
             f"backend 'triton' got tensors on {q.device}: move them to a GPU, or pass backend='torch'"
         )
+
+
+def fastest(queries, stored, any_stride=False):
+    """The name of the fastest backend for attention of `queries` over `stored` tensors, both tuples.
+
+    "triton" on a GPU; "cpu" for float32 on the CPU, where the last dimension of what is stored is contiguous or the
+    kernel takes `any_stride` (others would copy all of it); "torch" for other types, where numba or Triton is
+    missing, and where gradients are wanted, which the kernels do not compute.
+    """
+    first = queries[0]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*queries, *stored)):
+        return "torch"
+    if first.is_cuda and first.dtype != torch.float64:
+        return "triton" if found("triton") else "torch"
+    if first.device.type != "cpu" or first.dtype != torch.float32 or not found("numba"):
+        return "torch"
+    return "cpu" if any_stride or all(tensor.stride(-1) == 1 for tensor in stored) else "torch"
+
+
+def attention_of(package, name, tensors, in_torch):
+    """The function that computes the attention of an operation on a backend.
+
+    package: the operation's, whose modules `cpu` and `triton` hold its kernels. They are imported when they are first
+        used: numba and Triton take a moment.
+    tensors: the queries first, and all else that the kernels read or that may want gradients.
+    in_torch: the functions of "reference" and "torch", by these names.
+
+    Errors: ValueError, saying what to do, unless the name is a backend that can compute with these tensors.
+    """
+    if isinstance(name, str) and name in in_torch:
+        return in_torch[name]
+    if name == "cpu":
+        require_cpu(*tensors)
+        return importlib.import_module(".cpu", package).attend_cpu
+    if name == "triton":
+        require_triton(*tensors)
+        return importlib.import_module(".triton", package).attend_triton
+    raise unknown(name)
 
 
 def unknown(name):

@@ -29,8 +29,8 @@ LONGEST_FIRST = ("tests/grading", "tests", "tests/kernels", "tests/storage", "te
 MOST_SECONDS = 60 * 60  # for one process; the longest takes ten minutes on two quiet cores
 KILLED = -9
 
-# One thread a process, or two processes on two cores take turns.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# One thread a process, or two processes on two cores take turns. The second makes glibc give back freed weights.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 NBVAL = (
     *("-p", "tests.notebooks.plugin", "--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"),
     *("--nbval-sanitize-with", "tests/notebooks/sanitize.cfg"),
@@ -96,7 +96,7 @@ def runs_of_tests() -> list[Run]:
         )
     order = {name: number for number, name in enumerate(LONGEST_FIRST)}
     names = sorted(files, key=lambda name: (order.get(name, len(order)), name))
-    return [Run(name, files[name], ONE_THREAD) for name in names]
+    return [Run(name, files[name], ENVIRONMENT) for name in names]
 
 
 def run_pytest(run: Run) -> Counts:

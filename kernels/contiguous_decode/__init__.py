@@ -1,8 +1,6 @@
 """Attention of one new token per row over a contiguous cache (the decode step)."""
 
-import torch
-
-from ..backends import found, require_cpu, require_triton, unknown
+from ..backends import attention_of, fastest
 from .arguments import check_arguments
 from .reference import attend_reference, merge_states
 from .sdpa import attend_sdpa
@@ -35,34 +33,16 @@ def contiguous_decode(q, k, v, lengths, starts=None, scale=None, backend=None):
     check_arguments(q, k, v, lengths, starts)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     name = choose_backend(q, k, v, lengths) if backend is None else backend
-    if name == "torch":
-        return attend_sdpa(q, k, v, lengths, starts, scale)
-    if name == "cpu":
-        require_cpu(q, k, v)
-        from .cpu import attend_cpu  # when it is first used: numba takes a moment
-
-        return attend_cpu(q, k, v, lengths, starts, scale)
-    if name == "triton":
-        require_triton(q, k, v)
-        from .triton import attend_triton
-
-        return attend_triton(q, k, v, lengths, starts, scale)
-    if name == "reference":
-        return attend_reference(q, k, v, lengths, starts, scale)[0].to(q.dtype)
-    raise unknown(name)
+    in_torch = {"reference": attend_reference, "torch": attend_sdpa}
+    out = attention_of(__package__, name, (q, k, v), in_torch)(q, k, v, lengths, starts, scale)
+    return out[0].to(q.dtype) if name == "reference" else out
 
 
 def choose_backend(q, k, v, lengths):
     """The name of the fastest backend for these arguments of `contiguous_decode`.
 
-    "triton" on a GPU; "cpu" for float32 on the CPU unless the cache is small; "torch" for other types, where numba or
-    Triton is missing, and where gradients are wanted, which the kernels do not compute.
+    As `backends.fastest` says, but "torch" for a small cache on the CPU.
     """
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return "torch"
-    if q.is_cuda and q.dtype != torch.float64:
-        return "triton" if found("triton") else "torch"
-    strided = k.stride(3) != 1 or v.stride(3) != 1
-    if q.device.type != "cpu" or q.dtype != torch.float32 or strided or not found("numba"):
-        return "torch"
-    return "torch" if sum(lengths.tolist()) * k.shape[1] * k.shape[3] < SMALL else "cpu"
+    name = fastest((q,), (k, v))
+    small = name == "cpu" and sum(lengths.tolist()) * k.shape[1] * k.shape[3] < SMALL
+    return "torch" if small else name

@@ -1,13 +1,13 @@
 """Absorbed latent attention (MLA) of one new token per row over a paged latent cache (the decode step)."""
 
-import torch
-
-from ..backends import found, require_cpu, require_triton, unknown
+from ..backends import attention_of, fastest
 from .arguments import check_arguments
 from .gathered import attend_gathered
 from .reference import attend_reference
 
 __all__ = ["attend_reference", "choose_backend", "mla_decode"]
+
+IN_TORCH = {"reference": attend_reference, "torch": attend_gathered}
 
 
 def mla_decode(
@@ -44,41 +44,14 @@ def mla_decode(
     arguments = (q_latent, q_rope, latent_pages, rope_pages, block_table, seq_lens, scale)
     check_arguments(*arguments)
     name = choose_backend(*arguments) if backend is None else backend
-    if name == "torch":
-        out, lse = attend_gathered(*arguments)
-    elif name == "reference":
-        out, lse = attend_reference(*arguments)
-    elif name == "cpu":
-        require_cpu(*arguments[:4])
-        from .cpu import attend_cpu  # when it is first used: numba takes a moment
-
-        out, lse = attend_cpu(*arguments)
-    elif name == "triton":
-        require_triton(*arguments[:4])
-        from .triton import attend_triton
-
-        out, lse = attend_triton(*arguments)
-    else:
-        raise unknown(name)
+    out, lse = attention_of(__package__, name, arguments[:4], IN_TORCH)(*arguments)
     out = out.to(q_latent.dtype)
     return (out, lse) if return_lse else out
 
 
 def choose_backend(q_latent, q_rope, latent_pages, rope_pages, block_table, seq_lens, scale):
-    """The name of the fastest backend for these arguments of `mla_decode`.
-
-    "triton" on a GPU; "cpu" for float32 on the CPU; "torch" for other types, where numba or Triton is missing, and
-    where gradients are wanted, which the kernels do not compute.
-    """
+    """The name of the fastest backend for these arguments of `mla_decode`: see `backends.fastest`."""
     # On the CPU numba was never slower than torch's products on gathered pages: little faster for a few heads and
     # tokens, 2 to 5 times as fast with 16 or 128 heads (measured with AVX-512). Most of that is the gathering: on one
     # contiguous array of rows of equal length the two are about equal, since 128 heads keep both at the core's limit.
-    tensors = (q_latent, q_rope, latent_pages, rope_pages)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return "torch"
-    if q_latent.is_cuda and q_latent.dtype != torch.float64:
-        return "triton" if found("triton") else "torch"
-    strided = latent_pages.stride(2) != 1 or rope_pages.stride(2) != 1
-    if q_latent.device.type != "cpu" or q_latent.dtype != torch.float32 or strided or not found("numba"):
-        return "torch"
-    return "cpu"
+    return fastest((q_latent, q_rope), (latent_pages, rope_pages))

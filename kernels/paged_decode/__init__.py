@@ -1,13 +1,13 @@
 """Attention of one new token per row over pages that a block table finds (the decode step)."""
 
-import torch
-
-from ..backends import found, require_cpu, require_triton, unknown
+from ..backends import attention_of, fastest
 from .arguments import check_arguments
 from .gathered import attend_gathered
 from .reference import attend_reference
 
 __all__ = ["attend_reference", "choose_backend", "paged_decode"]
+
+IN_TORCH = {"reference": attend_reference, "torch": attend_gathered}
 
 
 def paged_decode(
@@ -54,37 +54,11 @@ def paged_decode(
     soft_cap = None if soft_cap is None else float(soft_cap)
     arguments = (q, k_pages, v_pages, block_table, seq_lens, scale, window, soft_cap)
     name = choose_backend(q, k_pages, v_pages) if backend is None else backend
-    if name == "torch":
-        out, lse = attend_gathered(*arguments)
-    elif name == "reference":
-        out, lse = attend_reference(*arguments)
-    elif name == "cpu":
-        require_cpu(q, k_pages, v_pages)
-        from .cpu import attend_cpu  # when it is first used: numba takes a moment
-
-        out, lse = attend_cpu(*arguments)
-    elif name == "triton":
-        require_triton(q, k_pages, v_pages)
-        from .triton import attend_triton
-
-        out, lse = attend_triton(*arguments)
-    else:
-        raise unknown(name)
+    out, lse = attention_of(__package__, name, (q, k_pages, v_pages), IN_TORCH)(*arguments)
     out = out.to(q.dtype)
     return (out, lse) if return_lse else out
 
 
 def choose_backend(q, k_pages, v_pages):
-    """The name of the fastest backend for these arguments of `paged_decode`.
-
-    "triton" on a GPU; "cpu" for float32 on the CPU; "torch" for other types, where numba or Triton is missing, and
-    where gradients are wanted, which the kernels do not compute.
-    """
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k_pages, v_pages)):
-        return "torch"
-    if q.is_cuda and q.dtype != torch.float64:
-        return "triton" if found("triton") else "torch"
-    strided = k_pages.stride(3) != 1 or v_pages.stride(3) != 1  # the CPU kernel would copy all the pages
-    if q.device.type != "cpu" or q.dtype != torch.float32 or strided or not found("numba"):
-        return "torch"
-    return "cpu"
+    """The name of the fastest backend for these arguments of `paged_decode`: see `backends.fastest`."""
+    return fastest((q,), (k_pages, v_pages))

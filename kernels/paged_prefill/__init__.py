@@ -1,14 +1,13 @@
 """Causal attention of the new tokens of several rows over paged keys and values: prefill, whole or in chunks."""
 
-import torch
-
-from ..backends import found, require_cpu, require_triton, unknown
+from ..backends import attention_of, fastest
 from .arguments import check_arguments
 from .gathered import attend_gathered
 from .reference import attend_reference
 
 __all__ = ["attend_reference", "choose_backend", "paged_prefill"]
 
+IN_TORCH = {"reference": attend_reference, "torch": attend_gathered}
 SMALL = 1 << 13  # key floats below which a few tenths of a millisecond are not worth the seconds of compiling
 
 
@@ -55,22 +54,7 @@ def paged_prefill(
         window = None  # no row fills it
     name = choose_backend(*arguments) if backend is None else backend
     arguments = (*arguments[:6], scale, window, soft_cap)
-    if name == "torch":
-        out, lse = attend_gathered(*arguments)
-    elif name == "reference":
-        out, lse = attend_reference(*arguments)
-    elif name == "cpu":
-        require_cpu(q, k_pages, v_pages)
-        from .cpu import attend_cpu  # when it is first used: numba takes a moment
-
-        out, lse = attend_cpu(*arguments)
-    elif name == "triton":
-        require_triton(q, k_pages, v_pages)
-        from .triton import attend_triton
-
-        out, lse = attend_triton(*arguments)
-    else:
-        raise unknown(name)
+    out, lse = attention_of(__package__, name, (q, k_pages, v_pages), IN_TORCH)(*arguments)
     out = out.to(q.dtype)
     return (out, lse) if return_lse else out
 
@@ -80,15 +64,10 @@ def choose_backend(
 ):
     """The name of the fastest backend for these arguments of `paged_prefill`.
 
-    "triton" on a GPU; "cpu" for float32 on the CPU unless there are few tokens; "torch" for other types, where numba
-    or Triton is missing, and where gradients are wanted, which the kernels do not compute.
+    As `backends.fastest` says, for pages of any stride, but "torch" for few tokens on the CPU.
     """
     # Numba took 0.2 to 0.6 times as long as torch in every case measured (AVX-512; 1 to 2,048 new tokens on 64 to
     # 4,096, decode rows and mixed batches, too). Of other strides torch makes a copy, numba does not.
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k_pages, v_pages)):
-        return "torch"
-    if q.is_cuda and q.dtype != torch.float64:
-        return "triton" if found("triton") else "torch"
-    if q.device.type != "cpu" or q.dtype != torch.float32 or not found("numba"):
-        return "torch"
-    return "torch" if int(seq_lens.sum()) * k_pages.shape[1] * k_pages.shape[3] < SMALL else "cpu"
+    name = fastest((q,), (k_pages, v_pages), any_stride=True)
+    few = name == "cpu" and int(seq_lens.sum()) * k_pages.shape[1] * k_pages.shape[3] < SMALL
+    return "torch" if few else name
