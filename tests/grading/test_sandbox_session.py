@@ -236,7 +236,20 @@ def test_a_zygote_that_dies_is_replaced():
                 child()
         assert works(box)
         os.kill(box._zygote.pid, signal.SIGKILL)
+        box._zygote._process.wait()  # dying, it may still take a session, and lose it
         assert works(box)
+
+
+def test_the_number_of_a_dead_zygote_is_nobody_to_kill(monkeypatch):
+    """The system may have given it to another process."""
+    killed = []
+    monkeypatch.setattr("kvcourse.course.grading.sandbox.reaper.stop_then_kill", killed.append)
+    with Sandbox() as box:
+        assert works(box)
+        with box.session(program("def attempt(): return 1"), SMALL):
+            os.kill(box._zygote.pid, signal.SIGKILL)
+            box._zygote._process.wait()
+    assert killed == []
 
 
 def test_numbers_drawn_at_random_are_the_same_in_every_session(any_sandbox):

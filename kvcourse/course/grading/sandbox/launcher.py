@@ -95,7 +95,7 @@ class Zygote:
 
     def kill(self) -> None:
         """End it and all below it, whatever it is doing."""
-        if self._process is not None:
+        if self.alive:  # else its number may be another process's by now; what it started ends with it
             from kvcourse.course.grading.sandbox.reaper import stop_then_kill
 
             stop_then_kill(self._process.pid)
