@@ -70,6 +70,16 @@ def test_a_folder_that_will_not_do(project, tmp_path, name):
     assert {path: path.read_bytes() for path in project.rglob("*") if path.is_file()} == before
 
 
+def test_links_to_pages_that_are_not_beside_the_folder(project, tmp_path):
+    edit(project / "notebooks/00_first.ipynb", "The number", "See [words](../book/glossary.md#a)")
+    for folder, text in (
+        (project / "student", "[words](../book/glossary.md#a)"),
+        (tmp_path / "far", "See words"),
+    ):
+        actions(project, folder)
+        assert text in (folder / "00_first.ipynb").read_text("utf-8")
+
+
 def test_a_folder_that_cannot_take_the_outline(project, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work/.kvcourse").write_text("mine", "utf-8")

@@ -323,3 +323,9 @@ def test_gradescope_of_one_submission(grade, work, tmp_path):
     grade(work[:1], gradescope=tmp_path / "results" / "results.json")
     ours = tmp_path / "grades" / "gradescope" / f"{work[0].stem}.json"
     assert (tmp_path / "results" / "results.json").read_bytes() == ours.read_bytes()
+
+
+def test_gradescope_takes_a_folder_for_one_submission(grade, work, tmp_path):
+    """Whatever a learner has put into it."""
+    batch = grade([work[0].parent], gradescope=tmp_path / "results.json")
+    assert [record.name for record in batch.records] == ["submissions"]

@@ -83,7 +83,7 @@ def test_notes_say_once_why_exercises_were_not_run():
     parts = [exercise("ex-0-a", "00_a", gone), exercise("ex-0-b", "00_a", gone)]
     some = [outcome("t", 1, "visible", "passed"), outcome("u", 1, "visible", "not run", "left out")]
     done = exercise("ex-1-a", "01_a", some)
-    said = "ex-0-a, ex-0-b: not run: no notebook of chapter 0"
+    said = "not run: no notebook of chapter 0"
     assert notes_of(record([*parts, done])) == [said]
     assert notes_of(record(parts)) == [said]
     assert notes_of(record(parts, notes=("not a notebook",))) == ["not a notebook"]

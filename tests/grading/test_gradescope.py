@@ -94,7 +94,7 @@ def test_a_whole_result():
     found = [
         outcome("test_it_grows", 1, "visible", "passed", "", "unused"),
         outcome("test_it_keeps", 0.5, "visible", "failed", "shape (1,)\nexpected (2,)", "Copy first."),
-        outcome("test_late", 0.5, "after_due_date", "stopped", "10 s of CPU time"),
+        outcome("test_late", 0.5, "after_due_date", "stopped", "10 s of CPU time", "of no use here"),
         outcome("test_secret", 1, "hidden", "passed"),
         outcome("test_broken", 1, "visible", "not run"),
     ]

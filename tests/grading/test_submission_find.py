@@ -36,19 +36,50 @@ def test_a_notebook_a_zip_and_a_folder_of_notebooks(folder):
 def test_a_folder_of_submissions(folder):
     write(
         folder,
-        {"bob/deep/down/work.ipynb": BOOK, "dora/nothing.txt": b"", "grades.csv": b"", "erin.tar.gz": b""},
+        {"bob/deep/down/work.ipynb": BOOK, "dora/nothing.txt": b"", "kim.pdf": b"%PDF", "erin.tar.gz": b""},
     )
     zipped(folder / "carol.zip", {})
-    names = {"bob": "bob", "dora": "dora", "carol": "carol.zip", "erin.tar": "erin.tar.gz"}
+    names = {
+        "bob": "bob",
+        "dora": "dora",
+        "carol": "carol.zip",
+        "erin.tar": "erin.tar.gz",
+        "kim.pdf": "kim.pdf",
+    }
     assert found(folder) == {name: folder / file for name, file in names.items()}
+    assert "is neither a notebook nor a zip" in only_note(folder / "kim.pdf")  # a row, and not nothing
 
 
-@pytest.mark.parametrize(
-    "name", ["00_first.ipynb", "01_second.1a2b3c4d.IPYNB", "00_First-Copy1.ipynb", "00_first (1).ipynb"]
-)
+CHAPTERS = [
+    "00_first.ipynb", "01_second.1a2b3c4d.IPYNB", "00_First-Copy1.ipynb", "00_first (1).ipynb",
+    "00_first - Copy.ipynb", "00_first copy 2.ipynb",
+]  # fmt: skip
+like_a_chapter = pytest.mark.parametrize("name", CHAPTERS)
+
+
+@like_a_chapter
 def test_a_folder_with_a_notebook_named_like_a_chapter_is_one_submission(folder, name):
-    write(folder, {name: BOOK, "notes.ipynb": BOOK, "backup/work.ipynb": BOOK})
+    write(folder, {name: BOOK, "notes.ipynb": BOOK, "data/numbers.csv": b"", ".git/old.ipynb": BOOK})
     assert found(folder) == {"handed_in": folder}
+
+
+@like_a_chapter
+@pytest.mark.parametrize("other", ["bob/work.ipynb", "bob/deep/01_second.ipynb", "bob.zip", "bob/work.zip"])
+def test_a_folder_that_may_be_a_learners_or_a_class_is_refused(folder, name, other):
+    """Else one loose file would make a whole class one submission."""
+    write(folder, {name: BOOK, other: BOOK})
+    with pytest.raises(
+        InputError, match=r"give .*/\* if each is a submission; if they are of one learner, move bob"
+    ):
+        find_submissions([folder], STEMS)
+    assert len(found(*folder.iterdir())) == 2
+    assert find_submissions([folder], STEMS, whole=True) == [("handed_in", folder)]
+
+
+def test_names_of_learners_behind_that_of_the_chapter(folder):
+    """As some learning platforms call the files that they hand out."""
+    write(folder, {"00_first-ada.ipynb": BOOK, "00_first-bob.ipynb": BOOK, "cy/00_first.ipynb": BOOK})
+    assert list(found(folder)) == ["00_first-ada", "00_first-bob", "cy"]
 
 
 def test_a_folder_with_one_notebook_is_one_submission(folder):

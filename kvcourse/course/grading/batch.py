@@ -68,7 +68,7 @@ def grade_batch(
     """
     stems = [chapter.stem for chapter in graded_chapters(manifest, chapters)]
     check_hidden(hidden)
-    found = find_submissions(paths, chapter_stems(manifest))
+    found = find_submissions(paths, chapter_stems(manifest), whole=gradescope is not None)
     found.sort(key=lambda pair: (pair[0].casefold(), pair[0]))
     if gradescope is not None and len(found) != 1:
         raise InputError(

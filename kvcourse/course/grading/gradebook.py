@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Sequence
 
 from kvcourse.course.grading.plain_text import one_line
-from kvcourse.course.grading.record import Outcome, Record, number
+from kvcourse.course.grading.record import NO_NOTEBOOK, Outcome, Record, number
 
 # What a spreadsheet takes for the start of a formula. The wide forms are read as the narrow ones by some.
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
@@ -49,7 +49,13 @@ def notes_of(record: Record, kinds: Sequence[str] = ("stopped", "broken test")) 
         if len(told) == 1 and (reason := min(told))[0] == "not run":
             missing.setdefault(reason[1], []).append(exercise.id)
     if not record.notes or sum(map(len, missing.values())) < len(record.exercises):
-        lines += [f"{', '.join(ids)}: not run: {reason}" for reason, ids in missing.items()]
+        absent = [reason.removeprefix(NO_NOTEBOOK) for reason in missing if reason.startswith(NO_NOTEBOOK)]
+        lines += [
+            f"{', '.join(ids)}: not run: {reason}"
+            for reason, ids in missing.items()
+            if not reason.startswith(NO_NOTEBOOK)
+        ]
+        lines += [f"not run: {NO_NOTEBOOK}{', '.join(absent)}"] if absent else []
     return [one_line(line) for line in lines]
 
 

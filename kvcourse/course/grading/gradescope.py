@@ -49,7 +49,7 @@ def _test(exercise: str, place: str, outcome: Outcome) -> dict:
     }
     if outcome.visibility != "hidden" and outcome.outcome != "passed":
         lines = [f"{outcome.outcome}: {outcome.message}" if outcome.message else outcome.outcome]
-        lines += [f"Hint: {outcome.hint}"] if outcome.hint else []
+        lines += [f"Hint: {outcome.hint}"] if outcome.hint and outcome.outcome == "failed" else []
         test["output"] = printable("\n".join(lines))
     return test
 

@@ -20,6 +20,7 @@ from kvcourse.errors import InputError
 
 SCHEMA = 1
 PACKAGES = ("kvcourse", "torch", "numpy")
+NO_NOTEBOOK = "no notebook of chapter "  # why an exercise was not run: this and the chapter
 OUTCOMES = ("passed", "failed", "stopped", "not run", "broken test")
 VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
 SEEDS = 2**32  # seeds are whole numbers below it

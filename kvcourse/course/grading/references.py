@@ -7,6 +7,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 from kvcourse.course.grading.program import Program, Unusable, program_of, required_names
+from kvcourse.course.grading.record import NO_NOTEBOOK
 from kvcourse.course.grading.submission import Submission, read_submission
 from kvcourse.course.manifest import Chapter, Exercise, Manifest, choose_chapters, find_root, read_manifest
 from kvcourse.course.notebook import read_notebook
@@ -61,9 +62,7 @@ class Course:
         chapter = self.known[exercise]
         notebook = self.submission(name).notebooks.get(chapter.stem)
         if notebook is None:
-            raise Unusable(
-                f"no notebook of chapter {chapter.stem if chapter.number is None else chapter.number}"
-            )
+            raise Unusable(f"{NO_NOTEBOOK}{chapter.stem if chapter.number is None else chapter.number}")
         return program_of(notebook, exercise, self._solution(exercise).names)
 
     def check_solutions(self) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from kvcourse.errors import InputError
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")  # only zips are opened; the others get a note
 MAX_NOTES = 20
 MAX_NAME = 100
+# Of a copy: "-Copy1", " (1)", " - Copy (2)", " copy 2", and ".1a2b3c4d" of `kvcourse start --refresh`.
+_COPY = re.compile(r"(?: ?-? ?copy ?\d*| ?\(\d+\)|\.[0-9a-f]{8})*", re.I)
 
 
 @dataclass(frozen=True)
@@ -46,22 +49,26 @@ class Submission:
     notes: tuple[str, ...]
 
 
-def find_submissions(paths: list[Path], stems: Collection[str]) -> list[tuple[str, Path]]:
+def find_submissions(
+    paths: list[Path], stems: Collection[str], whole: bool = False
+) -> list[tuple[str, Path]]:
     """(name, path) of each submission, sorted by name. `stems` are those of the course's chapters.
 
     A file is a submission, and so is a folder that holds a notebook. A folder that holds none, but folders or
-    archives, is a folder of submissions: each of these is one. So is a folder that is given alone and holds several
-    notebooks or archives or folders, if none of its notebooks is named like a chapter, as a learner's are. Two of
-    the same name get the name of their folder in front. A path that is a symbolic link is followed; links in a
-    folder are not, when they are read.
-    Errors: InputError if a path is missing or cannot be read, or if nothing is found.
+    archives, is a folder of submissions: each of its entries is one, files of any kind too. So is a folder that is
+    given alone and holds several notebooks or archives or folders, if none of its notebooks is named like a chapter,
+    as a learner's are. With `whole`, every path is one submission. Two of the same name get the name of their folder
+    in front. A path that is a symbolic link is followed; links in a folder are not, when they are read.
+    Errors: InputError if a path is missing or cannot be read, if a folder may be a learner's or a class's, or if
+    nothing is found.
     """
     found: dict[Path, None] = {}
     for given in map(Path, paths):
         path = given.resolve() if given.is_symlink() else given
         if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
             raise InputError(f"{given}: no such file or folder; give notebooks, zips or folders of them")
-        found |= dict.fromkeys(_entries(path, stems, len(paths) == 1) if path.is_dir() else [path])
+        one = whole or not path.is_dir()
+        found |= dict.fromkeys([path] if one else _entries(path, stems, len(paths) == 1))
     if not found:
         where = ", ".join(map(str, paths)) or "no path given"
         raise InputError(f"no submission found ({short(where)}); give notebooks, zips or folders of them")
@@ -105,17 +112,36 @@ def _entries(folder: Path, stems: Collection[str], alone: bool) -> list[Path]:
         raise InputError(f"{folder} cannot be read ({error.strerror})") from error
     notebooks = [entry for entry in found if is_notebook(entry.name) and not entry.is_dir()]
     below = [entry for entry in found if entry.is_dir() or entry.name.lower().endswith(ARCHIVES)]
-    if notebooks:
-        of_a_learner = any(_is_named_like(entry.name, stem) for entry in notebooks for stem in stems)
-        several = len(notebooks) + len(below) > 1
-        return sorted(notebooks + below) if alone and several and not of_a_learner else [folder]
-    return below or ([] if alone else [folder])
+    if not notebooks:
+        return found if below else [] if alone else [folder]
+    if not alone or len(notebooks) + len(below) == 1:
+        return [folder]
+    of_a_learner = [n for n in notebooks if any(_is_named_like(n.name, stem) for stem in stems)]
+    if not of_a_learner:
+        return found
+    of_others = [
+        entry
+        for entry in below
+        if not entry.is_dir() or any(_is_work(path.relative_to(entry)) for path in entry.rglob("*"))
+    ]
+    if of_others:
+        mine, other = short(of_a_learner[0].name, 40), short(of_others[0].name, 40)
+        raise InputError(
+            f"{folder} holds {mine}, as the folder of one learner does, and {other}, as a folder of submissions"
+            f" does: give {folder}/* if each is a submission; if they are of one learner, move {other} away"
+        )
+    return [folder]
+
+
+def _is_work(path: Path) -> bool:
+    """Whether a path below a folder could be of what a learner hands in: no copy that Jupyter or a system keeps."""
+    return (is_notebook(path.name) or is_zip(path.name)) and not any(map(is_ignored, path.parts))
 
 
 def _is_named_like(file: str, stem: str) -> bool:
-    """Whether a file is called like a chapter, or like what Jupyter, a browser or `--refresh` makes of its name."""
-    name = stem_of(file).lower()
-    return name.startswith(stem.lower()) and name[len(stem) : len(stem) + 1] in ("", ".", "-", " ", "(")
+    """Whether a file is called like a chapter, or like a copy that a system, a browser or `--refresh` makes of it."""
+    name = stem_of(file)
+    return name.lower().startswith(stem.lower()) and bool(_COPY.fullmatch(name[len(stem) :]))
 
 
 def _names(paths: list[Path]) -> list[str]:

@@ -14,6 +14,7 @@ from kvcourse.course.notebook import dump_notebook, read_notebook, tags, write_b
 from kvcourse.course.outline import COURSE_FILE, course_outline
 from kvcourse.course.release.handout import handout
 from kvcourse.course.release.leaks import refuse_leaks
+from kvcourse.course.release.links import unlink
 from kvcourse.course.release.nbgrader import add_metadata
 from kvcourse.course.release.student import student_notebook
 from kvcourse.errors import InputError
@@ -22,8 +23,6 @@ from kvcourse.errors import InputError
 COMPRESSION = zipfile.ZIP_STORED
 TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip can name
 MODE = 0o100644  # a plain file that its owner may write
-
-_OUTSIDE = re.compile(r"(?<!!)\[(?P<text>[^\]\n]+)\]\((?P<path>\.\./[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def bundle_files(manifest: Manifest, chapters: tuple[Chapter, ...]) -> dict[str,
             add_metadata(student, notebook, chapter)
         except InputError as error:
             raise InputError(f"{path.name}: {error}") from error
-        _unlink(student, manifest)
+        unlink(student, manifest)
         if path.name in files:
             raise InputError(f"two chapters are named {path.name}; in a zip their names have to differ")
         files[path.name] = dump_notebook(student).encode()
@@ -121,18 +120,3 @@ def _check(notebook: dict) -> None:
                 f"cell {index}: an exercise with no solution between markers and nothing that raises"
                 " NotImplementedError would be released as it is"
             )
-
-
-def _unlink(student: dict, manifest: Manifest) -> None:
-    """Links to files of the course that the zip lacks lead to its repository, or become plain text."""
-
-    def replacement(match: re.Match) -> str:
-        if not manifest.repository_url:
-            return match["text"]
-        branch = manifest.repository_branch or "main"
-        page = match["path"].removeprefix("../")
-        return f"[{match['text']}]({manifest.repository_url}/blob/{branch}/{page}{match['anchor'] or ''})"
-
-    for cell in student["cells"]:
-        if cell["cell_type"] == "markdown":
-            cell["source"] = _OUTSIDE.sub(replacement, cell["source"])

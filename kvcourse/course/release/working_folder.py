@@ -6,6 +6,7 @@ from pathlib import Path
 from kvcourse.course.manifest import Manifest
 from kvcourse.course.notebook import dump_notebook, read_notebook, write_text
 from kvcourse.course.outline import COURSE_FILE, course_outline
+from kvcourse.course.release.links import unlink
 from kvcourse.course.release.student import student_notebook
 from kvcourse.errors import InputError
 
@@ -33,13 +34,17 @@ def place_notebooks(manifest: Manifest, folder: Path, refresh: bool = False) -> 
         raise InputError(f"{outline} cannot be written; move {outline.parent} away, or give another folder")
     if any((manifest.root / chapter.file).parent == folder.resolve() for chapter in manifest.chapters):
         raise InputError(f"{folder} holds the course's own notebooks; give another folder")
-    placed = [_place(manifest.root / chapter.file, folder, refresh) for chapter in manifest.chapters]
+    placed = [
+        _place(manifest, manifest.root / chapter.file, folder, refresh) for chapter in manifest.chapters
+    ]
     write_text(outline, course_outline(manifest))
     return placed
 
 
-def _place(path: Path, folder: Path, refresh: bool) -> Placed:
+def _place(manifest: Manifest, path: Path, folder: Path, refresh: bool) -> Placed:
     student = student_notebook(path)
+    if folder.resolve().parent != manifest.root.resolve():  # the pages are not beside it
+        unlink(student, manifest)
     target = folder / path.name
     if not target.exists():
         write_text(target, dump_notebook(student))

@@ -37,7 +37,7 @@ def in_words(means: dict[str, int], user: int | None) -> Confinement:
     files = [word for word, has in (("own file system", inside), (f"Landlock {lock}", lock)) if has]
     blocked = "blocked sockets (by the kernel)" if seccomp else "blocked sockets (by Python only)"
     return Confinement(
-        network="network namespace" if inside else blocked,
+        network="none (a network namespace)" if inside else blocked,
         files=" and ".join(files) or "blocked calls (by Python only: weak against native code)",
         processes="process namespace" if inside else "process group",
         memory="address space of each process, and the sum over the session",
