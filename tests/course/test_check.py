@@ -180,7 +180,10 @@ def test_hints_of_cases_that_fail_alike():
         Case("a", "expected int64, got float32", hint="first"),
         Case("b", "expected int64, got float32", hint="last"),
     ]
-    assert report("ex", cases).splitlines()[1:] == ["  ✗ a (and 1 more case): expected int64, got float32"]
+    assert report("ex", cases).splitlines()[1:] == [
+        "  ✗ a (and 1 more case): expected int64, got float32",
+        "    hint: first",
+    ]
     cases = [Case("a", "no", hint="both"), Case("b", "no", hint="both"), Case("c", "other", hint="both")]
     assert report("ex", cases).splitlines()[1:] == [
         "  ✗ a (and 1 more case): no",

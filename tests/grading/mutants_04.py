@@ -215,6 +215,21 @@ return (victims, sorted(freed)) if len(victims) < len(tables) else None
             {"tokens[end - block_size : end]": "''.join(map(str, tokens[end - block_size : end]))"},
         ),
         Mutant(
+            "an empty name is the public's",
+            "test_tenants_are_apart",
+            "alike(([1, 2], 2, ''), ([1, 2], 2, 'b', 2))",
+            {"salt = [tenant] if end > public else []": "salt = tenant if end > public else ''"},
+        ),
+        Mutant(
+            "a name that is made of a hash",
+            "test_tenants_are_apart",
+            "alike(([1, 2, 3, 4], 2, 'a'), ([3, 4], 2, 'a' + tenant_chain([1, 2], 2, 'a')[0]))",
+            {
+                "repr((parent, ": "''.join(salt) + parent + str(",
+                " : end], salt))": " : end])",
+            },
+        ),
+        Mutant(
             "no tenant",
             "test_tenants_are_apart",
             TENANTS,

@@ -31,8 +31,9 @@ def is_unwritten(cases: list[Case]) -> bool:
 def report(exercise_id: str, cases: list[Case], hint: str | None = None, stopped: bool = False) -> str:
     """The text for the learner: a headline, then up to five failed cases, each with what differs and its hint.
 
-    Cases that fail in the same way are one, with the label of the first. `hint` belongs to all of them; the same
-    hint is not shown twice. `stopped`: an exception outside a case ended the test, and the last case tells about it.
+    Cases that fail in the same way are one, with the label and the hint of the first. `hint` belongs to all of them;
+    the same hint is not shown twice. `stopped`: an exception outside a case ended the test, and the last case tells
+    about it.
     """
     wrong, total = failed(cases), len(cases)
     passed = total - len(wrong)
@@ -55,8 +56,7 @@ def report(exercise_id: str, cases: list[Case], hint: str | None = None, stopped
         label = group[0].label + (f" (and {_more(len(group) - 1)})" if len(group) > 1 else "")
         lines += _wrap(f"{label}: {told}", "  ✗ ", "    ")
         lines += _wrap(where, "    ", "      ") if where else []
-        if len({case.hint for case in group}) == 1:  # else each is about its own case, and the fault is not
-            lines += _hint(group[0].hint, shown, "  ")
+        lines += _hint(group[0].hint, shown, "  ")
     hidden = sum(len(group) for group in list(alike.values())[SHOWN_CASES:])
     lines += [f"  … and {_more(hidden)}"] if hidden else []
     return "\n".join([*lines, *_hint(hint, shown)])

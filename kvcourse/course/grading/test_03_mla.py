@@ -48,9 +48,9 @@ class TestAbsorbOutput:
 
     @pytest.mark.points(0.5, hint="Weights come in the dtype of the model, and the new one must have it too.")
     def test_the_dtype_stays(self, student, reference, rng):
-        for dtype, atol in ((torch.float32, 1e-4), (torch.float64, ROUNDING)):
+        for dtype in (torch.float32, torch.float64):
             w_uv, w_o = draw(rng, 3, 2, 4).to(dtype), draw(rng, 5, 6).to(dtype)
-            expect.agree(student.absorb_output, reference.absorb_output, w_uv, w_o, atol=atol)
+            expect.agree(student.absorb_output, reference.absorb_output, w_uv, w_o, atol=ANY_NUMBERS)
 
 
 def same_state(student, reference, outs, lses, what):
@@ -194,7 +194,7 @@ def as_good(student, reference, w, moment, r, what):
     got = expect.parts(student.best_factors(w, moment, r), 2, what=what)
     for name, mine, theirs in zip(("up", "down"), got, best, strict=True):
         expect.close(mine, theirs, atol=ANY_NUMBERS, what=f"{name} for {what}")
-    least, left = left_over(*best, w, moment), left_over(*got, w, moment)
+    least, left = (max(0.0, left_over(*pair, w, moment)) for pair in (best, got))  # rounding may go below
     everything = float((w @ moment @ w.T).trace())
     expect.close(left, least, atol=1e-7 * everything, what=f"mean squared error for {what}")
 
@@ -237,7 +237,7 @@ class TestBestFactors:
             n_out, n_in = whole(rng, 5, 8), whole(rng, 6, 8)
             x = text(rng, n_in, directions)
             for r in (1, 2, 4):
-                what = f"rank {r}, text in {directions} directions"
+                what = f"rank {r}, a text of rank {directions}"
                 as_good(student, reference, draw(rng, n_out, n_in), x @ x.T / 200, r, what)
 
     @pytest.mark.points(0.5, hint="With as many directions as w has rows or columns, nothing is lost.")

@@ -201,6 +201,14 @@ class TestTenantChain:
         # The end of the tokens and the name must not run together.
         compare(student, ([1, 2], 2, "3", 0), ([1, 23], 2, "", 0), [False])
         compare(student, ([1, 2], 2, ", 3", 0), ([1, 2], 2, "", 0), [False])
+        # A name may be empty, and then its blocks are not the public ones; or it may be made of another's hash.
+        compare(student, ([1, 2], 2, "", 0), ([1, 2], 2, "ada", 2), [False])
+        first, second = hashes(student, [1, 2, 3, 4], 2, "ada")
+        for name in (f"ada{first}", f"{first}ada"):
+            (found,) = hashes(student, [3, 4], 2, name)
+            expect.equal(
+                found == second, False, what=f"whether tenant {name!r} finds the second block of 'ada'"
+            )
 
     @pytest.mark.points(
         0.75, hint="A block is public if all of its tokens are. Which block is the first that is not?"
