@@ -3,7 +3,7 @@
 import ctypes
 import functools
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -23,10 +23,39 @@ def run_workers(worker, address, num_threads):
     elif (parallel := _openmp()) is not None:
         parallel(worker, address, num_threads, 0)
     else:
-        others = [_pool(num_threads - 1).submit(worker, address) for _ in range(num_threads - 1)]
+        _share(_pool(num_threads - 1), worker, address, num_threads - 1)
+
+
+def _share(pool, worker, address, num_others):
+    """Calls the worker here and on `num_others` threads of the pool.
+
+    The caller frees the memory at the address next, so whatever is raised here, every call has ended by then.
+    """
+    others = []
+    try:
+        for _ in range(num_others):
+            others.append(pool.submit(worker, address))
+    except BaseException:
+        # A submit that could not start a thread has left its call in the queue, with no future to wait for: a running
+        # thread would take it later. The end of the pool waits for the queue; the next call makes a new pool.
+        _pool.cache_clear()
+        _until_done(pool.shutdown)
+        raise
+    try:
         worker(address)
-        for other in others:
-            other.result()
+    finally:
+        _until_done(wait, others)
+    for other in others:
+        other.result()
+
+
+def _until_done(wait_for, *arguments):
+    """Calls a function that waits, again after each Ctrl-C, which is raised once it has returned."""
+    try:
+        wait_for(*arguments)
+    except KeyboardInterrupt:
+        _until_done(wait_for, *arguments)
+        raise
 
 
 @functools.cache

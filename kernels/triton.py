@@ -11,6 +11,7 @@ from .polynomials import TANH, TANH_EDGE
 
 T4, T3, T2, T1, T0 = (tl.constexpr(coefficient) for coefficient in TANH)
 EDGE = tl.constexpr(TANH_EDGE)
+MOST_TOKENS = 2**31 - 2**16  # of a row whose tokens have 32 bits: a last split ends below 2**31
 PROGRAMS = 264  # two for each of the 132 multiprocessors of an H100 or H200
 
 

@@ -22,7 +22,8 @@ class KVCache(Sequences):
     plan without one gets its own.
 
     A forward pass is one step: `begin`, then `attend` once for each layer in order, then `commit`, and only then do
-    the new tokens count; `rollback` drops it. A pass that was interrupted anywhere leaves the cache as it was.
+    the new tokens count; `rollback` drops it. A pass that was interrupted anywhere leaves the cache as it was; in the
+    commit itself, as it would be after the pass.
     Without padding `attend` alone does; the step then commits itself after the last layer.
 
     Errors: InputError for a plan that this release cannot run, or a memory that does not fit the model or the plan.

@@ -106,12 +106,12 @@ class Decoder(nn.Module):
         positions = cache.begin(tokens, attention_mask, device=self.device)
         try:
             logits = self._run(input_ids, positions, {}, cache, last_only)
+            cache.commit()
         except (
             BaseException
         ):  # an interrupt too: what was announced must not wait for a layer that never comes
             cache.rollback()
             raise
-        cache.commit()
         return logits
 
     def _run(
@@ -158,6 +158,10 @@ class Decoder(nn.Module):
             raise InputError(f"token id {wrong}: expected 0 to {self.config.vocab_size - 1}")
         if cache is not None and not hasattr(cache, "begin"):
             raise InputError(f"cache is a {type(cache).__name__}: expected a kvcourse.KVCache or None")
+        if cache is not None and cache.config != self.config:
+            raise InputError(
+                "the cache was made for a model of another config: make it with KVCache(model.config, …)"
+            )
         if cache is not None and cache.batch_size != input_ids.shape[0]:
             raise InputError(
                 f"input_ids has {input_ids.shape[0]} rows and the cache {cache.batch_size}: "

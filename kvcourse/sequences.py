@@ -88,6 +88,7 @@ class Sequences:
         Errors: InputError for another shape, padding that is not on the left, a row of padding only, or no device.
         """
         num_tokens, device = read_count("tokens of a step", num_tokens, most=MOST_TOKENS), name_device(device)
+        self._settle()
         if attention_mask is None:
             new = (num_tokens,) * self.batch_size
             offsets = torch.arange(num_tokens, device=device)
@@ -119,14 +120,25 @@ class Sequences:
             raise InputError(
                 f"commit() after {done} of {len(self._storage.layers)} layers: begin() a step, attend with every one"
             )
-        self._storage.commit(step)
-        self._seen, self._step = step.total, None
-        self._storage.trim()
+        step.committing = True
+        self._settle()
 
     def rollback(self) -> None:
-        """Drop the step that `begin` started: nothing of it counts. The next `begin` does this too."""
+        """Drop the step that `begin` started: nothing of it counts. The next `begin` does this too.
+
+        A step whose commit was interrupted is finished instead: it has begun to take the place of what was there.
+        """
+        self._settle()
         self._step = None
         self._storage.trim()
+
+    def _settle(self) -> None:
+        """Finish the commit that is under way, or that was interrupted; doing it twice changes nothing."""
+        step = self._step
+        if step is not None and step.committing:
+            self._storage.commit(step)
+            self._seen, self._step = step.total, None
+            self._storage.trim()
 
     def crop(self, n: int) -> None:
         """Keep the first n tokens of every row (n ≥ 0), or drop the last -n (n < 0). Allocated memory stays.
@@ -135,6 +147,7 @@ class Sequences:
         what the window needs: it can go back at most `plan.block_size` tokens past a full ring.
         """
         n = read_count("crop: n", n, least=-MOST)  # a snapshot, also of a tensor that changes later
+        self._settle()
         kept = tuple(n if n >= 0 else max(0, length + n) for length in self._seen)
         for row, (now, then) in enumerate(zip(self._seen, kept, strict=True)):
             if then > now:
@@ -148,6 +161,7 @@ class Sequences:
 
         A step that is under way stays with this cache. `copy.copy` and `copy.deepcopy` do the same.
         """
+        self._settle()
         return self._of(self._storage.select(range(self.batch_size)), self._seen)
 
     def __copy__(self) -> Self:  # two caches of one table would write into each other's blocks
@@ -165,6 +179,7 @@ class Sequences:
             read_count("row", row, least=0, most=self.batch_size - 1)
             for row in _listed(rows, "select", "rows")
         ]
+        self._settle()
         return self._of(self._storage.select(rows), tuple(self._seen[row] for row in rows))
 
     @classmethod
@@ -183,6 +198,7 @@ class Sequences:
                 raise InputError("cat(): caches of different models or plans: expected one for all")
             if caches.count(cache) > 1:
                 raise InputError("cat(): a cache is given twice: fork() it first")
+            cache._settle()
             if cache._step is not None and cache._step.is_under_way:
                 raise InputError("cat(): a cache is in the middle of a step: commit() or rollback() it first")
         joined = first._of(
@@ -247,6 +263,7 @@ class Sequences:
     def _paged(self, method: str) -> PagedStorage:
         if not isinstance(self._storage, PagedStorage):
             raise InputError(f"{method}() works on blocks: make the cache with Plan(storage='paged')")
+        self._settle()
         return self._storage
 
     def _of(self, storage: Storage, seen: tuple[int, ...]) -> Self:

@@ -17,6 +17,7 @@ class Step:
     width: int  # tokens in the input, padding included
     positions: Tensor  # (batch, width), -1 for padding
     announced: bool  # by begin(), so that its caller commits
+    committing: bool = False  # from then on it can only be finished: rings lose what they held before
     next_layer: int = 0
     shared: dict = field(default_factory=dict)  # masks and lengths, by kind of layer
     staged: list = field(default_factory=list)  # ring writes that wait for the commit

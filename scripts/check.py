@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKERS = 2
 LONGEST_FIRST = ("tests/grading", "tests", "tests/kernels", "tests/storage", "tests/course")
 MOST_SECONDS = 60 * 60  # for one process; the longest takes ten minutes on two quiet cores
+SECONDS_TO_ABORT = 60  # from the signal to the end
 KILLED = -9
 
 # One thread a process, or two processes on two cores take turns. The second makes glibc give back freed weights.
@@ -58,6 +59,26 @@ class Counts:
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
+
+
+@dataclass(frozen=True)
+class End:
+    """How a process ended: its exit code (minus the number of a signal), and whether it was ended for its time."""
+
+    code: int
+    is_late: bool = False
+
+    @property
+    def is_by_system(self) -> bool:
+        """Whether it was killed, and not by us."""
+        return self.code == KILLED and not self.is_late
+
+    def __str__(self) -> str:
+        late = f"took more than {MOST_SECONDS} s and " if self.is_late else ""
+        if self.code >= 0:
+            return f"{late}ended with exit code {self.code}"
+        known = {number.value: number.name for number in signal.Signals}
+        return f"{late}was ended by {known.get(-self.code, f'signal {-self.code}')}"
 
 
 def main() -> int:
@@ -104,22 +125,23 @@ def run_pytest(run: Run) -> Counts:
 
     A process that the system killed says nothing of the tests (most often memory ran out): it gets one more try.
     """
-    found, code = start_pytest(run)
-    if code == KILLED:
+    found, end = start_pytest(run)
+    if end.is_by_system:
         memory = psutil.virtual_memory()
         free, total = memory.available / 2**30, memory.total / 2**30
         say(
             f"{run.name}: killed by the system ({free:.1f} of {total:.1f} GiB of memory are free now); once more"
         )
-        found, code = start_pytest(run)
-    # Killed, nothing collected or an internal error: a failure even where no single test failed.
-    if code and not found.failed:
-        found.failed.append(f"{run.name}: pytest {how_it_ended(code)}")
+        found, end = start_pytest(run)
+    # Killed, nothing collected or an internal error: a failure even where no single test failed. So is a process
+    # that ended in silence, as after os._exit(0) in a test.
+    if not found.failed and (end.code or found == Counts()):
+        found.failed.append(f"{run.name}: pytest {end}" + ("" if end.code else " and counted no test"))
     return found
 
 
-def start_pytest(run: Run) -> tuple[Counts, int]:
-    """One try of a run: its counts and pytest's exit code (minus the number of the signal that ended it)."""
+def start_pytest(run: Run) -> tuple[Counts, End]:
+    """One try of a run: its counts and how pytest ended."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report, said = Path(folder, "report.xml"), Path(folder, "output.txt")
@@ -132,38 +154,30 @@ def start_pytest(run: Run) -> tuple[Counts, int]:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-            code = wait_for(process)
-        found = read_report(report) if report.is_file() else Counts()
+            end = wait_for(process)
+        found = read_report(report)
         lines = said.read_text("utf-8", "replace").splitlines()
     seconds = f"{time.monotonic() - began:.0f} s"
-    if code:
-        say(f"{run.name}: pytest {how_it_ended(code)} after {seconds}", *what_matters(lines))
+    if end.code:
+        say(f"{run.name}: pytest {end} after {seconds}", *what_matters(lines))
     else:
         say(f"{run.name}: {found.passed} passed, {len(found.skipped)} skipped in {seconds}")
-    return found, code
+    return found, end
 
 
-def wait_for(process: subprocess.Popen) -> int:
-    """The exit code of a process; one that takes too long is aborted, so that it prints where every thread is."""
+def wait_for(process: subprocess.Popen) -> End:
+    """The end of a process; one that takes too long is aborted, so that it prints where every thread is."""
     try:
-        return process.wait(MOST_SECONDS)
+        return End(process.wait(MOST_SECONDS))
     except subprocess.TimeoutExpired:
         process.send_signal(getattr(signal, "SIGABRT", signal.SIGTERM))
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(60)
+            return End(process.wait(SECONDS_TO_ABORT), is_late=True)
         process.kill()
-        return process.wait()
+        return End(process.wait(), is_late=True)
     except BaseException:
         process.kill()
         raise
-
-
-def how_it_ended(code: int) -> str:
-    """The exit code of pytest in words."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {known.get(-code, f'signal {-code}')}"
 
 
 def what_matters(lines: list[str]) -> list[str]:
@@ -176,13 +190,18 @@ def what_matters(lines: list[str]) -> list[str]:
 
 def say(*lines: str) -> None:
     """Print lines at once and in one piece: two runs speak at the same time."""
-    print("\n".join(lines), flush=True)
+    sys.stdout.write("\n".join(lines) + "\n")  # print() would write the last newline by itself
+    sys.stdout.flush()
 
 
 def read_report(path: Path) -> Counts:
-    """The counts of a JUnit report. An error in set-up is a failure."""
+    """The counts of a JUnit report; none where a kill left none or half of it. An error in set-up is a failure."""
     found = Counts()
-    for case in ElementTree.parse(path).iter("testcase"):
+    try:
+        report = ElementTree.parse(path)
+    except (FileNotFoundError, ElementTree.ParseError):
+        return found
+    for case in report.iter("testcase"):
         name, skip = f"{case.get('classname')}::{case.get('name')}", case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             found.failed.append(name)

@@ -27,11 +27,12 @@ def contiguous_decode(q, k, v, lengths, starts=None, scale=None, backend=None):
 
     Returns (batch, num_heads, v_head_dim) in q.dtype; zeros for a row of length 0.
 
-    Errors: ValueError when shapes, types or devices do not fit, a length on the CPU is outside 0 to capacity
-    (lengths on a GPU are not read back to be checked), or the backend is unknown or not usable here.
+    Errors: ValueError when shapes, types or devices do not fit, scale is no finite number, a length on the CPU is
+    outside 0 to capacity (lengths on a GPU are not read back to be checked), or the backend is unknown or not usable
+    here.
     """
-    check_arguments(q, k, v, lengths, starts)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    check_arguments(q, k, v, lengths, starts, scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     name = choose_backend(q, k, v, lengths) if backend is None else backend
     in_torch = {"reference": attend_reference, "torch": attend_sdpa}
     out = attention_of(__package__, name, (q, k, v), in_torch)(q, k, v, lengths, starts, scale)

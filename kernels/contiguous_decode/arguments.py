@@ -1,13 +1,10 @@
 """What the operation accepts, checked before any kernel runs."""
 
-import torch
-
 from ..backends import require_tensors
+from ..paging import check_integers, check_options
 
-INTEGERS = (torch.int32, torch.int64)
 
-
-def check_arguments(q, k, v, lengths, starts):
+def check_arguments(q, k, v, lengths, starts, scale):
     """Errors: ValueError, saying what to do, unless the arguments of `contiguous_decode` fit together."""
     require_tensors(q=q, k=k, v=v, lengths=lengths, **({} if starts is None else {"starts": starts}))
     if q.dim() != 3 or k.dim() != 4 or v.dim() != 4:
@@ -22,7 +19,11 @@ def check_arguments(q, k, v, lengths, starts):
             f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: pass one batch for all, "
             "one num_kv_heads and capacity for k and v, and one head_dim for q and k"
         )
-    if num_kv_heads == 0 or num_heads % num_kv_heads:
+    if 0 in (head_dim, v.shape[3]):
+        raise ValueError(
+            f"k is {tuple(k.shape)} and v {tuple(v.shape)}: pass a head_dim and a v_head_dim of at least 1"
+        )
+    if 0 in (num_heads, num_kv_heads) or num_heads % num_kv_heads:
         raise ValueError(
             f"{num_heads} query heads on {num_kv_heads} kv heads: pass a whole number of query heads per kv head"
         )
@@ -34,7 +35,8 @@ def check_arguments(q, k, v, lengths, starts):
         raise ValueError(
             f"q, k, v are on {q.device}, {k.device}, {v.device}: move them to one device with .to(device)"
         )
-    _check_counts("lengths", lengths, q)
+    check_options(scale, None, None)
+    check_integers("lengths", lengths, "(batch,)", batch, q.device)
     if lengths.device.type == "cpu" and batch:
         values = lengths.tolist()
         if min(values) < 0 or max(values) > capacity:
@@ -42,14 +44,4 @@ def check_arguments(q, k, v, lengths, starts):
                 f"lengths span {min(values)} to {max(values)}: each must be 0 to the capacity, {capacity}"
             )
     if starts is not None:
-        _check_counts("starts", starts, q)
-
-
-def _check_counts(name, counts, q):
-    """Errors: ValueError unless `counts` is one integer per row of q, on the CPU or q's device."""
-    if counts.shape != q.shape[:1] or counts.dtype not in INTEGERS:
-        raise ValueError(
-            f"{name} is {counts.dtype} {tuple(counts.shape)}: pass int32 or int64 of shape ({q.shape[0]},)"
-        )
-    if counts.device.type != "cpu" and counts.device != q.device:
-        raise ValueError(f"{name} is on {counts.device}: move it to the CPU or to {q.device}")
+        check_integers("starts", starts, "(batch,)", batch, q.device)

@@ -34,9 +34,8 @@ def attend_reference(q, k, v, lengths, starts=None, scale=None):
         keys = k[row][:, slots].to(dtype)  # (num_kv_heads, length, head_dim)
         values = v[row][:, slots].to(dtype)  # (num_kv_heads, length, v_head_dim)
         scores = query @ keys.mT * scale  # (num_kv_heads, group, length)
-        row_lse = scores.logsumexp(-1)  # (num_kv_heads, group)
-        out[row] = (torch.exp(scores - row_lse[..., None]) @ values).flatten(0, 1)
-        lse[row] = row_lse.flatten()
+        out[row] = (torch.softmax(scores, -1) @ values).flatten(0, 1)
+        lse[row] = scores.logsumexp(-1).flatten()
     return out, lse
 
 

@@ -109,7 +109,10 @@ def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_spl
         return out
     aligned = all(t.stride(3) == 1 and not any(stride % 16 for stride in t.stride()[:3]) for t in (k, v))
     blocks, options = choose_blocks(group, head_dim, v_head_dim, q.element_size(), aligned)
-    chunk, num_splits = choose_splits(batch * num_kv_heads, capacity, blocks["BLOCK_N"], num_splits)
+    head_blocks = triton.cdiv(group, blocks["BLOCK_H"])
+    chunk, num_splits = choose_splits(
+        batch * num_kv_heads * head_blocks, capacity, blocks["BLOCK_N"], num_splits
+    )
     lengths = lengths.to(q.device)
     starts = None if starts is None else starts.to(q.device)
     if input_precision is None:
@@ -118,7 +121,6 @@ def attend_triton(q, k, v, lengths, starts, scale, input_precision=None, num_spl
     if num_splits > 1:
         parts = torch.empty(batch, num_heads, num_splits, v_head_dim, dtype=torch.float32, device=q.device)
     lses = torch.empty(batch, num_heads, num_splits, dtype=torch.float32, device=q.device)
-    head_blocks = triton.cdiv(group, blocks["BLOCK_H"])
     with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
         attend_split[(batch, num_kv_heads * head_blocks, num_splits)](
             q, k, v, lengths, lengths if starts is None else starts, parts, lses, scale, capacity, chunk,

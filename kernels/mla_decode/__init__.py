@@ -43,13 +43,13 @@ def mla_decode(
     """
     arguments = (q_latent, q_rope, latent_pages, rope_pages, block_table, seq_lens, scale)
     check_arguments(*arguments)
-    name = choose_backend(*arguments) if backend is None else backend
+    name = choose_backend(*arguments[:4]) if backend is None else backend
     out, lse = attention_of(__package__, name, arguments[:4], IN_TORCH)(*arguments)
     out = out.to(q_latent.dtype)
     return (out, lse) if return_lse else out
 
 
-def choose_backend(q_latent, q_rope, latent_pages, rope_pages, block_table, seq_lens, scale):
+def choose_backend(q_latent, q_rope, latent_pages, rope_pages):
     """The name of the fastest backend for these arguments of `mla_decode`: see `backends.fastest`."""
     # On the CPU numba was never slower than torch's products on gathered pages: little faster for a few heads and
     # tokens, 2 to 5 times as fast with 16 or 128 heads (measured with AVX-512). Most of that is the gathering: on one

@@ -37,9 +37,8 @@ def _attend_rows(q_latent, q_rope, latent_pages, rope_pages, block_table, length
     rope_keys = _gather(rope_pages, block_table, length).to(dtype)  # (rows, length, qk_rope_head_dim)
     scores = (q_latent.to(dtype) * scale) @ latents.mT  # (rows, num_heads, length)
     scores = torch.baddbmm(scores, q_rope.to(dtype) * scale, rope_keys.mT)
-    lse = scores.logsumexp(-1)  # (rows, num_heads)
-    out = torch.exp(scores - lse[..., None]) @ latents  # (rows, num_heads, kv_lora_rank)
-    return out.to(q_latent.dtype), lse
+    out = torch.softmax(scores, -1) @ latents  # (rows, num_heads, kv_lora_rank)
+    return out.to(q_latent.dtype), scores.logsumexp(-1)
 
 
 def _gather(pages, block_table, length):

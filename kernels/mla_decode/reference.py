@@ -31,10 +31,8 @@ def attend_reference(q_latent, q_rope, latent_pages, rope_pages, block_table, se
         slots = (tokens % block_size).to(latent_pages.device)
         latents = latent_pages[blocks, slots].to(dtype)  # (length, kv_lora_rank)
         rope_keys = rope_pages[blocks, slots].to(dtype)  # (length, qk_rope_head_dim)
-        scores = (
-            q_latent[row].to(dtype) @ latents.T + q_rope[row].to(dtype) @ rope_keys.T
-        )  # (num_heads, length)
-        row_lse = (scores * scale).logsumexp(-1)  # (num_heads,)
-        out[row] = torch.exp(scores * scale - row_lse[:, None]) @ latents
-        lse[row] = row_lse
+        scores = q_latent[row].to(dtype) @ latents.T + q_rope[row].to(dtype) @ rope_keys.T
+        scores = scores * scale  # (num_heads, length)
+        out[row] = torch.softmax(scores, -1) @ latents
+        lse[row] = scores.logsumexp(-1)
     return out, lse

@@ -89,7 +89,7 @@ def build_worker(group, head_dim, v_head_dim, capped):
     Returns a numba cfunc, `void (int64)`, that takes the address of a job and works until no task of it is left.
     """
     passes = -(-group * len(vectors.chunks(max(head_dim, v_head_dim))) // REGISTERS)
-    some = -(-group // min(group, passes))  # query heads of a pass
+    some = -(-group // passes)  # query heads of a pass
     full, rest = divmod(group, some)
     q_pad, v_pad = pad(head_dim), pad(v_head_dim)
     partial, scratch = sizes(group, head_dim, v_head_dim)

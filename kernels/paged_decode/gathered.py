@@ -28,10 +28,9 @@ def attend_gathered(q, k_pages, v_pages, block_table, seq_lens, scale, window=No
         query = (q[row].to(dtype) * scale).unflatten(0, (len(keys), -1))  # (num_kv_heads, group, head_dim)
         scores = query @ keys.mT  # (num_kv_heads, group, seen)
         scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
-        row_lse = scores.logsumexp(-1, keepdim=True)  # (num_kv_heads, group, 1)
         values = _gather(v_pages, blocks, seen).to(dtype)  # (num_kv_heads, seen, v_head_dim)
-        out[row] = (torch.exp(scores - row_lse) @ values).flatten(0, 1).to(q.dtype)
-        lse[row] = row_lse.flatten()
+        out[row] = (torch.softmax(scores, -1) @ values).flatten(0, 1).to(q.dtype)
+        lse[row] = scores.logsumexp(-1).flatten()
     return out, lse
 
 

@@ -43,7 +43,6 @@ def attend_reference(q, k_pages, v_pages, block_table, seq_lens, scale=None, win
         values = v_pages[blocks, :, slots].to(dtype).contiguous().transpose(0, 1)  # (…, v_head_dim)
         scores = query @ keys.mT * scale  # (num_kv_heads, group, seen)
         scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
-        row_lse = scores.logsumexp(-1)  # (num_kv_heads, group)
-        out[row] = (torch.exp(scores - row_lse[..., None]) @ values).flatten(0, 1)
-        lse[row] = row_lse.flatten()
+        out[row] = (torch.softmax(scores, -1) @ values).flatten(0, 1)
+        lse[row] = scores.logsumexp(-1).flatten()
     return out, lse

@@ -11,7 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ..triton import add_tile, cap_scores, choose_precision, choose_splits, close_state, merge_splits
+from ..triton import (
+    MOST_TOKENS,
+    add_tile,
+    cap_scores,
+    choose_precision,
+    choose_splits,
+    close_state,
+    merge_splits,
+)
 
 MAX_HEADS = (
     64  # query heads of a program, half as many in float32; a larger group reads its kv head once for each
@@ -109,7 +117,7 @@ def attend_triton(
     batch, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, v_head_dim = v_pages.shape
     group, device = num_heads // num_kv_heads, q.device
-    capacity = min(block_table.shape[1] * block_size, 2**31 - 2**16)  # tokens are counted in 32 bits
+    capacity = min(block_table.shape[1] * block_size, MOST_TOKENS)
     window = capacity if window is None else min(window, capacity)
     out = torch.empty(batch, num_heads, v_head_dim, dtype=q.dtype, device=device)
     lse = torch.empty(batch, num_heads, dtype=torch.float32, device=device)

@@ -46,22 +46,19 @@ def paged_prefill(
     length, a start or a block that is needed is out of range (on a GPU they are not read back to be checked), or the
     backend is unknown or not usable here.
     """
-    arguments = (q, k_pages, v_pages, block_table, seq_lens, query_starts, scale, window, soft_cap)
-    check_arguments(*arguments)
+    check_arguments(q, k_pages, v_pages, block_table, seq_lens, query_starts, scale, window, soft_cap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     soft_cap = None if soft_cap is None else float(soft_cap)
     if window is not None and window >= block_table.shape[1] * k_pages.shape[2]:
         window = None  # no row fills it
-    name = choose_backend(*arguments) if backend is None else backend
-    arguments = (*arguments[:6], scale, window, soft_cap)
+    name = choose_backend(q, k_pages, v_pages, seq_lens) if backend is None else backend
+    arguments = (q, k_pages, v_pages, block_table, seq_lens, query_starts, scale, window, soft_cap)
     out, lse = attention_of(__package__, name, (q, k_pages, v_pages), IN_TORCH)(*arguments)
     out = out.to(q.dtype)
     return (out, lse) if return_lse else out
 
 
-def choose_backend(
-    q, k_pages, v_pages, block_table, seq_lens, query_starts, scale=None, window=None, soft_cap=None
-):
+def choose_backend(q, k_pages, v_pages, seq_lens):
     """The name of the fastest backend for these arguments of `paged_prefill`.
 
     As `backends.fastest` says, for pages of any stride, but "torch" for few tokens on the CPU.

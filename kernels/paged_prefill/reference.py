@@ -45,7 +45,6 @@ def attend_reference(
             scores = query @ keys.mT * scale  # (num_kv_heads, group, tokens)
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            token_lse = scores.logsumexp(-1)  # (num_kv_heads, group)
-            out[token] = (torch.exp(scores - token_lse[..., None]) @ values).flatten(0, 1)
-            lse[token] = token_lse.flatten()
+            out[token] = (torch.softmax(scores, -1) @ values).flatten(0, 1)
+            lse[token] = scores.logsumexp(-1).flatten()
     return out, lse

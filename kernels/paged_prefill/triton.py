@@ -12,7 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ..triton import add_tile, cap_scores, choose_precision, choose_splits, close_state, merge_splits
+from ..triton import (
+    MOST_TOKENS,
+    add_tile,
+    cap_scores,
+    choose_precision,
+    choose_splits,
+    close_state,
+    merge_splits,
+)
 
 
 @triton.jit
@@ -123,7 +131,7 @@ def attend_triton(
     num_tokens, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, v_head_dim = v_pages.shape
     group, batch, device = num_heads // num_kv_heads, len(seq_lens), q.device
-    capacity = block_table.shape[1] * block_size
+    capacity = min(block_table.shape[1] * block_size, MOST_TOKENS)
     out = torch.empty(num_tokens, num_heads, v_head_dim, dtype=q.dtype, device=device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=device)
     if out.numel() == 0:

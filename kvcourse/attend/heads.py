@@ -47,7 +47,7 @@ def _attend_fresh(store: Store, q: Tensor, new: dict[str, Tensor], step: Step) -
 def _attend_filled(store: ContiguousStore, q: Tensor, step: Step) -> Tensor:
     """A chunk of queries over positions 0 … max(total) - 1, its own keys included."""
     keys = max(step.total)
-    k, v = (store.arrays[name][:, :, :keys].to(q.dtype) for name in ("k", "v"))
+    k, v = (store.span(name, step, 0, keys).to(q.dtype) for name in ("k", "v"))
     return attention(q, k, v, step.mask(torch.arange(keys, device=q.device)[None], None))
 
 

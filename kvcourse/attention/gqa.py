@@ -64,8 +64,8 @@ def attention_with_lse(
     if mask is not None:
         scores = scores.masked_fill(~mask[:, :, None], -torch.inf)
     lse = scores.logsumexp(-1)  # (B, H_kv, G, T)
-    top = lse.where(lse > -torch.inf, 0.0)  # -inf minus -inf would be NaN
-    out = torch.exp(scores - top[..., None]) @ v[:, :, None]  # (B, H_kv, G, T, D_v)
+    out = torch.softmax(scores, -1) @ v[:, :, None]  # (B, H_kv, G, T, D_v)
+    out = out.masked_fill((lse == -torch.inf)[..., None], 0.0)  # a softmax over nothing is NaN
     return out.flatten(1, 2), lse.flatten(1, 2)
 
 

@@ -151,14 +151,21 @@ class Server:
         if self.is_done:
             return
         start = time.perf_counter()
-        if not self._decode():
-            self._admit()
-        if not self.running:
-            raise PoolExhausted("the first request in line does not fit into the memory: give it more blocks")
-        self.counts.append((len(self.running), len(self.waiting)))
-        self.nbytes = max(self.nbytes, self.room.nbytes(self.cache))
-        self._leave()
-        self.seconds += time.perf_counter() - start
+        preempted = self._decode()
+        try:
+            if not preempted:
+                self._admit()
+            if not self.running:
+                raise PoolExhausted(
+                    "the first request in line does not fit into the memory: give it more blocks"
+                )
+        finally:
+            # Those that run have their tokens, even if the next one cannot start: the step counts for them.
+            if self.running:
+                self.counts.append((len(self.running), len(self.waiting)))
+                self.nbytes = max(self.nbytes, self.room.nbytes(self.cache))
+                self._leave()
+            self.seconds += time.perf_counter() - start
 
     def served(self) -> Served:
         """What has been done so far."""
@@ -194,14 +201,14 @@ class Server:
         self.cache = self.cache.select(range(len(self.running)))
 
     def _admit(self) -> None:
-        """Start waiting requests, in order, while there is room for the first of them."""
+        """Start waiting requests, in order, while there is room for the first of them; one that fails waits on."""
         while self.waiting and self.room.admits(len(self.running), len(self.waiting[0].text)):
-            job = self.waiting.popleft()
-            row = self.room.cache()
+            job, row = self.waiting[0], self.room.cache()
             text = torch.tensor([job.text], device=self.model.device)
-            job.tokens.append(int(self.model(text, row, last_only=True)[0, 0].argmax()))
+            token = int(self.model(text, row, last_only=True)[0, 0].argmax())
             self.cache = row if self.cache is None else KVCache.cat([self.cache, row])
-            self.running.append(job)
+            self.running.append(self.waiting.popleft())
+            job.tokens.append(token)
 
     def _leave(self) -> None:
         """Those that are done give back their memory."""

@@ -36,7 +36,7 @@ class Store(ABC):
     def span(self, name: str, step: Step, first: int, last: int) -> Tensor:
         """A field at the positions first … last - 1 of every row, (batch, heads, last - first, dim).
 
-        For layers without a window. What a row has not is zero, or whatever finite number was there before.
+        For layers without a window. What a row has not is zero.
         """
 
     @abstractmethod

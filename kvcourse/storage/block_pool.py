@@ -14,7 +14,7 @@ vLLM keeps one doubly linked list. A stack of clean blocks and an ordered dictio
 the same order, also with O(1) for each operation, and run at the speed of Python's own C code.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -41,7 +41,7 @@ class BlockPool:
     on_reuse: called with each labelled block that is given out again or unlabelled, once its label is gone and the
         pool is consistent: from then on it may be written, and an index forgets it.
 
-    A refused call (InputError) changes nothing. For one thread.
+    A refused call (InputError) changes nothing. For one thread; only `return_later` may be called amid another call.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -52,15 +52,18 @@ class BlockPool:
         self._labelled: set[int] = set()
         self._clean = list(range(self.num_blocks - 1, NULL_BLOCK, -1))  # the last one is given out first
         self._cached: OrderedDict[int, None] = OrderedDict()  # the first one is given out first
+        self._returned: deque[Iterable[int]] = deque()  # tables that finalisers left; taken by the next call
 
     @property
     def num_free(self) -> int:
         """Blocks without references, clean and cached: what `allocate` can give."""
+        self._take_returned()
         return len(self._clean) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
         """Free blocks that still carry a label."""
+        self._take_returned()
         return len(self._cached)
 
     @property
@@ -70,10 +73,12 @@ class BlockPool:
 
     def free_order(self) -> list[int]:
         """All free blocks in the order in which they will be given out. O(num_free): to look at, not to decide by."""
+        self._take_returned()
         return [*reversed(self._clean), *self._cached]
 
     def references(self, block: int) -> int:
         """How many tables hold the block; 0 for a free block and for the null block."""
+        self._take_returned()
         return self._references[self._read_block(block)]
 
     def is_labelled(self, block: int) -> bool:
@@ -82,6 +87,7 @@ class BlockPool:
 
     def is_writable(self, block: int) -> bool:
         """Whether its holder may write into it: one reference, and no label, for an index promises its contents."""
+        self._take_returned()
         block = self._read_block(block)
         return self._references[block] == 1 and block not in self._labelled
 
@@ -92,6 +98,8 @@ class BlockPool:
         """
         if n.__class__ is not int or n < 0:
             n = read_count("allocate: n", n, least=0)
+        if self._returned:
+            self._take_returned()
         clean = self._clean
         left = len(clean) - n
         if left < 0:
@@ -127,7 +135,20 @@ class BlockPool:
         Errors: InputError for a block that nobody holds (freed already), one that is not of this pool, one that
         the table names twice.
         """
-        released = self._release(self._read_list("free", blocks))
+        if self._returned:
+            self._take_returned()
+        self._free(self._read_list("free", blocks))
+
+    def return_later(self, blocks: Iterable[int]) -> None:
+        """As `free`, by the time that anybody asks: for finalisers, which run in the middle of any call."""
+        self._returned.append(blocks)
+
+    def _take_returned(self) -> None:
+        while self._returned:
+            self._free(list(self._returned.popleft()))
+
+    def _free(self, table: list[int]) -> None:
+        released = self._release(table)
         if self._labelled.isdisjoint(released):
             self._clean += released
             return
@@ -141,6 +162,7 @@ class BlockPool:
 
         Errors: as for `free`.
         """
+        self._take_returned()
         table = self._read_list("fork", blocks)
         for block in self._read_held("fork", table):
             self._references[block] += 1
@@ -151,6 +173,7 @@ class BlockPool:
 
         Errors: InputError for a clean block (its contents belong to nobody), and as for `free`.
         """
+        self._take_returned()
         table = self._read_table("touch", blocks)
         for block in table:
             if not self._references[block] and block not in self._labelled:
@@ -165,6 +188,7 @@ class BlockPool:
 
         Errors: InputError for a block that nobody holds and for the null block.
         """
+        self._take_returned()
         block = self._read_block(block)
         if not self._references[block] and block not in self._labelled:
             self._refuse("label", block, "only a block that someone holds has contents worth finding")
@@ -172,6 +196,7 @@ class BlockPool:
 
     def unlabel(self, block: int) -> None:
         """Take the label off. A cached block becomes clean, the next to be given out. Without a label: no change."""
+        self._take_returned()
         block = self._read_block(block)
         if block not in self._labelled:
             return
@@ -187,6 +212,7 @@ class BlockPool:
 
         Errors: InputError for fewer blocks than there are, or more than MOST_BLOCKS.
         """
+        self._take_returned()
         old = self.num_blocks
         num_blocks = read_count("grow: num_blocks", num_blocks, least=old, most=MOST_BLOCKS)
         self._clean[:0] = range(num_blocks - 1, old - 1, -1)
@@ -195,6 +221,7 @@ class BlockPool:
 
     def check(self) -> None:
         """Prove that the pool is whole. Raises AssertionError with the invariant that is broken. O(num_blocks)."""
+        self._take_returned()
         held = [block for block, count in enumerate(self._references) if count]
         free = self.free_order()
         assert len(self._references) == self.num_blocks, "one reference count per block"

@@ -139,6 +139,12 @@ class BlockTable:
         first = 0 if self.window is None else max(0, n + 1 - self.window) // self.pool.block_size
         return NULL_BLOCK not in self.blocks[first : blocks_for(n, self.pool.block_size)]
 
+    @property
+    def least_crop(self) -> int:
+        """The fewest tokens that a crop can keep, apart from none: `can_crop` holds from here on."""
+        freed = self.blocks.count(NULL_BLOCK)  # from the front on
+        return freed and freed * self.pool.block_size + self.window - 1
+
     def crop(self, n: int) -> None:
         """Keep the first n tokens and give the rest back. Errors: InputError for n beyond num_stored."""
         self.num_stored = read_count("crop: n", n, least=0, most=self.num_stored)
@@ -168,6 +174,11 @@ class BlockTable:
     def release(self) -> None:
         """Give every block back."""
         self.crop(0)
+
+    def release_later(self) -> None:
+        """As `release`, for a finaliser: the pool takes the blocks when it is next asked for something."""
+        blocks, self.blocks, self.num_stored = self.blocks, array("i"), 0
+        self.pool.return_later(blocks)
 
     def check(self) -> None:
         """Raise AssertionError unless the table holds what its tokens and the next query need."""

@@ -121,8 +121,8 @@ class ContiguousStore(Store):
         grown = {}
         for field in self.fields:
             *heads, dim = field.shape
-            # Zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN. An array made
-            # in inference mode could not be written outside of it, and a cache outlives the forward that grows it.
+            # An array made in inference mode could not be written outside of it, and a cache outlives the forward
+            # that grows it.
             shape = (self.batch_size, *(heads or [1]), slots, dim)
             try:
                 with torch.inference_mode(False):
@@ -155,16 +155,22 @@ class ContiguousStore(Store):
             self.arrays[name][row, :, slot] = values[row, :, token]
 
     def span(self, name: str, step: Step, first: int, last: int) -> Tensor:
-        return self.arrays[name][:, :, first:last]
+        array = self.arrays[name][:, :, first:last]
+        if step.uniform:
+            return array
+        position = torch.arange(first, last, device=array.device)
+        held = position < torch.tensor(step.total, device=array.device)[:, None]  # (batch, last - first)
+        # Beyond a row's tokens lies what a cropped or reset one has left; the mask's zero times infinity is NaN.
+        return torch.where(held[:, None, :, None], array, 0)
 
     def gather(self, name: str, position: Tensor) -> Tensor:
-        """The entries at position (batch, entries); a negative position reads a slot that the caller masks.
+        """The entries at position (batch, entries), zeros for a negative one.
 
         Returns (batch, heads, entries, dim).
         """
         array = self.arrays[name]
         index = (position % self.slots)[:, None, :, None].expand(-1, array.shape[1], -1, array.shape[3])
-        return array.gather(2, index)
+        return torch.where(position[:, None, :, None] < 0, 0, array.gather(2, index))  # as in `span`
 
     def select(self, rows: Sequence[int]) -> "ContiguousStore":
         """A copy of these rows, in this order."""

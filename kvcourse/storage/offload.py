@@ -125,6 +125,7 @@ def restore(storage: PagedStorage, saved: Offloaded) -> tuple[int, ...]:
     """
     if not isinstance(saved, Offloaded):
         raise InputError(f"restore() got a {type(saved).__name__}: expected what offload() returned")
+    _check_fields(saved)
     memory, planes = storage.memory, saved.load()
     if len(saved.seen) != len(storage.rows[0].tables):
         raise InputError(
@@ -132,9 +133,22 @@ def restore(storage: PagedStorage, saved: Offloaded) -> tuple[int, ...]:
             f"batch_size={len(saved.seen)}"
         )
     counts = _check(memory, saved, planes)
-    if memory.kind is None:
-        memory.prepare(saved.dtype, torch.device("cpu"))
-    memory.require(counts)  # in all groups, before one of them forgets a prefix for it
+    unbound = memory.kind is None
+    try:
+        if unbound:
+            memory.prepare(saved.dtype, torch.device("cpu"))
+        memory.require(counts)  # in all groups, before one of them forgets a prefix for it
+        _put(storage, saved, planes, counts)
+    except BaseException:
+        if unbound:
+            memory.unprepare()
+        raise
+    return saved.seen
+
+
+def _put(storage: PagedStorage, saved: Offloaded, planes: dict[str, Tensor], counts: Sequence[int]) -> None:
+    """Fill `counts` free blocks of each group and let the rows have them, or let the rows be empty."""
+    memory = storage.memory
     storage.reset()  # blocks of a step that was interrupted
     taken: list[list[int]] = []
     try:
@@ -151,7 +165,22 @@ def restore(storage: PagedStorage, saved: Offloaded) -> tuple[int, ...]:
     finally:  # the tables that were filled hold them
         for group, blocks in zip(memory.groups, taken, strict=False):
             group.pool.free(blocks)
-    return saved.seen
+
+
+def _check_fields(saved: Offloaded) -> None:
+    """Errors: InputError for fields of other types than those that `offload` and `open` give."""
+    planes = {} if saved.planes is None else saved.planes
+    wrong = {
+        "seen": not isinstance(saved.seen, tuple),
+        "dtype": not isinstance(saved.dtype, torch.dtype) or not saved.dtype.is_floating_point,
+        "planes": not isinstance(planes, dict) or not all(isinstance(x, Tensor) for x in planes.values()),
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise InputError(
+                f"restore(): {name}={one_line(getattr(saved, name)):.80} of these blocks is damaged: give what "
+                "offload() returned, or Offloaded.open() its file again"
+            )
 
 
 def _check(memory: PagedMemory, saved: Offloaded, planes: dict[str, Tensor]) -> list[int]:

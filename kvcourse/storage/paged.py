@@ -15,7 +15,7 @@ from kvcourse.step import Step
 from kvcourse.storage.base import Storage, Store
 from kvcourse.storage.block_pool import NULL_BLOCK
 from kvcourse.storage.block_table import BlockTable
-from kvcourse.storage.paged_memory import Group, PagedMemory
+from kvcourse.storage.paged_memory import Group, PagedMemory, must_copy
 from kvcourse.storage.pages import Pages
 
 
@@ -153,8 +153,9 @@ class PagedStorage(Storage):
             layer: PagedStore(rows, layer, self.rows) for rows in self.rows for layer in rows.group.layers
         }
         self.layers = [stores[layer] for layer in range(len(stores))]
-        # A cache that is dropped gives its blocks back: the memory may outlive it.
-        weakref.finalize(self, _release, self.rows).atexit = False
+        # A cache that is dropped gives its blocks back: the memory may outlive it. The collector may run this amid a
+        # call of the very pool.
+        weakref.finalize(self, _release_later, self.rows).atexit = False
 
     @classmethod
     def empty(cls, memory: PagedMemory, batch_size: int) -> "PagedStorage":
@@ -175,14 +176,18 @@ class PagedStorage(Storage):
         return max(len(table.blocks) * self.memory.block_size for rows in self.rows for table in rows.tables)
 
     def require_room(self, totals: Sequence[int]) -> None:
+        if self.memory.grows:
+            return
+        missing = []
         for rows in self.rows:
-            # What a window will hold depends on the steps in which the tokens come.
-            if rows.group.window is None and not self.memory.grows:
-                missing = sum(
-                    table.missing(max(0, total - table.num_stored))
-                    for table, total in zip(rows.tables, totals, strict=True)
-                )
-                self.memory.require([missing if own is rows else 0 for own in self.rows])
+            more = [
+                max(0, total - table.num_stored) for table, total in zip(rows.tables, totals, strict=True)
+            ]
+            writers = [table for table, new in zip(rows.tables, more, strict=True) if new]
+            # What a window will hold depends on the steps in which the tokens come; the first copies its tails.
+            blocks = map(BlockTable.missing, rows.tables, more) if rows.group.window is None else ()
+            missing.append(sum(blocks) + len(must_copy(rows.group.pool, writers)))
+        self.memory.require(missing)
 
     def commit(self, step: Step) -> None:
         for rows in self.rows:
@@ -190,15 +195,18 @@ class PagedStorage(Storage):
                 table.num_stored = total
 
     def trim(self) -> None:
-        _trim(self.rows)
+        for rows in self.rows:
+            for table in rows.tables:
+                table.trim()
 
     def crop(self, before: Sequence[int], kept: Sequence[int]) -> None:
         for rows in self.rows:
             for row, (table, now, then) in enumerate(zip(rows.tables, before, kept, strict=True)):
                 if not table.can_crop(then):
+                    least = max(own.tables[row].least_crop for own in self.rows)  # of every kind of layer
                     raise InputError(
                         f"crop from {now} to {then} tokens: a layer with a window of {table.window} tokens has given "
-                        f"back what row {row} needs; crop at most {self.memory.block_size} tokens back, or reset() "
+                        f"back what row {row} needs; crop at most {now - least} tokens back, to {least}, or reset() "
                         "and compute again"
                     )
         for rows in self.rows:
@@ -228,7 +236,10 @@ class PagedStorage(Storage):
         return joined
 
     def reset(self) -> None:
-        _release(self.rows)
+        for rows in self.rows:
+            for table in rows.tables:
+                table.num_stored = 0
+        self.trim()
 
     def __getstate__(self) -> NoReturn:
         raise InputError(
@@ -243,14 +254,7 @@ class PagedStorage(Storage):
                 table.check()
 
 
-def _release(every: Sequence[Rows]) -> None:
+def _release_later(every: Sequence[Rows]) -> None:
     for rows in every:
         for table in rows.tables:
-            table.num_stored = 0
-    _trim(every)
-
-
-def _trim(every: Sequence[Rows]) -> None:
-    for rows in every:
-        for table in rows.tables:
-            table.trim()
+            table.release_later()

@@ -13,12 +13,10 @@ from kvcourse.codecs.full_precision import FullPrecision
 from kvcourse.counts import one_line, read_count
 from kvcourse.errors import InputError, PoolExhausted
 from kvcourse.placement import read_device, read_dtype
-from kvcourse.storage.block_pool import BlockPool
+from kvcourse.storage.block_pool import MOST_BLOCKS, BlockPool
 from kvcourse.storage.block_table import BlockTable
 from kvcourse.storage.pages import Pages
 from kvcourse.storage.prefix_index import PrefixIndex
-
-MOST_BLOCKS = 1 << 26  # of a pool, which keeps numbers per block in Python
 
 
 class Group:
@@ -147,6 +145,12 @@ class PagedMemory:
                 "dtype and device"
             )
 
+    def unprepare(self) -> None:
+        """Take back a `prepare`, of a memory in which no tokens lie yet."""
+        for group in self.groups:
+            group.pages = {layer: {} for layer in group.layers}
+        self.kind = None
+
     def reserve(
         self, tables: Sequence[Sequence[BlockTable]], num_stored: Sequence[int], num_new: Sequence[int]
     ) -> None:
@@ -161,7 +165,7 @@ class PagedMemory:
             for table, length in zip(rows, num_stored, strict=True):
                 table.resume(length)
             sharing.append(
-                _must_copy(group.pool, [table for table, new in zip(rows, num_new, strict=True) if new])
+                must_copy(group.pool, [table for table, new in zip(rows, num_new, strict=True) if new])
             )
             missing = sum(table.missing(new) for table, new in zip(rows, num_new, strict=True))
             self._require(group, missing + len(sharing[-1]))
@@ -184,12 +188,17 @@ class PagedMemory:
 
     def _require(self, group: Group, missing: int) -> None:
         """See to it that `missing` blocks are free."""
-        if missing > group.pool.num_free and self.grows:
-            self._grow(group, group.pool.num_blocks + max(group.pool.num_blocks, missing))
-        if missing > group.pool.num_free:
+        pool = group.pool
+        least = pool.num_blocks + missing - pool.num_free
+        if pool.num_blocks < least <= MOST_BLOCKS and self.grows:
+            self._grow(group, min(pool.num_blocks + max(pool.num_blocks, missing), MOST_BLOCKS))
+        if missing > pool.num_free:
+            remedy = "give a larger num_blocks"
+            if least > MOST_BLOCKS:
+                remedy = f"give a larger block_size: num_blocks is at most {MOST_BLOCKS}"
             raise PoolExhausted(
-                f"{missing} blocks of {self.block_size} tokens are needed and {group.pool.num_free} are free, of "
-                f"{group.pool.num_blocks - 1}: free or offload a sequence, or give a larger num_blocks"
+                f"{missing} blocks of {self.block_size} tokens are needed and {pool.num_free} are free, of "
+                f"{pool.num_blocks - 1}: free or offload a sequence, or {remedy}"
             )
 
     def _grow(self, group: Group, num_blocks: int) -> None:
@@ -225,7 +234,7 @@ class PagedMemory:
             group.index.check()
 
 
-def _must_copy(pool: BlockPool, writers: Sequence[BlockTable]) -> list[BlockTable]:
+def must_copy(pool: BlockPool, writers: Sequence[BlockTable]) -> list[BlockTable]:
     """The tables whose tail has to be copied before all write: of those that alone share a tail the last keeps it."""
     left: dict[int, int] = {}  # references to a tail once those before have their copies
     found = []

@@ -38,8 +38,7 @@ class Pages:
         self.codec, self.block_size, self.dtype = codec, block_size, dtype
         self.raw = isinstance(codec, FullPrecision)
         *heads, dim = field.shape
-        self.heads, self.dim = (heads or [1])[0], dim
-        example = codec.encode(torch.zeros(1, self.heads, dim, dtype=dtype, device=device))
+        example = codec.encode(torch.zeros(1, *(heads or [1]), dim, dtype=dtype, device=device))
         self.planes = {
             name: _zeros((num_blocks, plane.shape[1], block_size, *plane.shape[2:]), plane)
             for name, plane in example.items()

@@ -86,15 +86,16 @@ def _adopt(storage: PagedStorage, row: int, chains: Sequence[Chain]) -> int:
         own.tables[row].adopt([*hit.blocks, *([] if hit.source is None else [hit.source])], hit.num_tokens)
         return hit.num_tokens
     found = [_find(group, chain) for group, chain in zip(memory.groups, chains, strict=True)]
+    runs = [_runs(blocks) for blocks in found]
     for num_blocks in range(min(map(len, found)), 0, -1):
-        tables = [
-            _table(group, blocks, num_blocks) for group, blocks in zip(memory.groups, found, strict=True)
-        ]
-        if None not in tables:
-            for own, table in zip(storage.rows, tables, strict=True):
-                own.group.pool.touch([block for block in table if block != NULL_BLOCK])
-                own.tables[row].adopt(table, num_blocks * memory.block_size)
-            return num_blocks * memory.block_size
+        num_tokens = num_blocks * memory.block_size
+        behind = [blocks_behind(num_tokens, group.window, memory.block_size) for group in memory.groups]
+        if all(run[num_blocks] <= first for run, first in zip(runs, behind, strict=True)):
+            for own, blocks, first in zip(storage.rows, found, behind, strict=True):
+                needed = blocks[first:num_blocks]
+                own.group.pool.touch(needed)
+                own.tables[row].adopt([NULL_BLOCK] * first + needed, num_tokens)
+            return num_tokens
     return 0
 
 
@@ -109,11 +110,12 @@ def _find(group: Group, chain: Chain) -> list[int | None]:
     return found
 
 
-def _table(group: Group, found: list[int | None], num_blocks: int) -> list[int] | None:
-    """The first blocks as a table, null behind the window; None when one that the window needs is missing."""
-    first = blocks_behind(num_blocks * group.pool.block_size, group.window, group.pool.block_size)
-    needed = found[first:num_blocks]
-    return None if None in needed else [NULL_BLOCK] * first + needed
+def _runs(found: Sequence[int | None]) -> list[int]:
+    """Of each number of blocks, 0 … all: from which block on none is missing among the first so many."""
+    starts = [0]
+    for number, block in enumerate(found, 1):
+        starts.append(number if block is None else starts[-1])
+    return starts
 
 
 def _read_rows(tokens: Sequence[Sequence[int]] | Tensor, batch_size: int) -> list[list[int]]:

@@ -109,6 +109,48 @@ def test_a_request_that_never_fits_is_an_error_and_no_endless_loop():
             serve({"": server}, progress=False)
 
 
+@pytest.mark.parametrize("fails", ["model", "cat"])
+@pytest.mark.parametrize("error", [PoolExhausted, KeyboardInterrupt])
+def test_a_request_whose_start_fails_waits_on(monkeypatch, fails, error):
+    """No request is lost, no token is lost or counted twice, and those that run stop at their lengths."""
+    model = tiny(num_layers=1)
+    jobs = [Job([1, 2, 3], 2), Job([4, 5], 6), Job([6, 7, 8], 2), Job([9], 3)]
+    room = BlockRoom(model, 1 + 20, 4)
+    server = Server(model, room, jobs)
+    monkeypatch.setattr(room, "admits", lambda running, tokens: running < 2)
+    server.step()
+    assert (server.running, list(server.waiting)) == (jobs[:2], jobs[2:])
+    # One more is admitted from now on: the third request begins next to two that get a token in the same step.
+    monkeypatch.setattr(room, "admits", lambda running, tokens: running < 3)
+
+    def fail(*arguments, **options):
+        raise error
+
+    with monkeypatch.context() as patch:
+        if fails == "cat":
+            patch.setattr(kv.KVCache, "cat", fail)
+        else:
+            forward = type(model).__call__
+            prompt = torch.tensor([jobs[2].prompt])
+            patch.setattr(
+                type(model),
+                "__call__",
+                lambda self, ids, *rest, **options: (
+                    fail() if torch.equal(ids, prompt) else forward(self, ids, *rest, **options)
+                ),
+            )
+        with pytest.raises(error):
+            server.step()
+    assert not server.is_done
+    assert (server.running, list(server.waiting)) == ([jobs[1]], jobs[2:])
+    assert [len(job.tokens) for job in jobs] == [2, 2, 0, 0]
+    served = serve({"": server}, progress=False)[""]
+    assert served.outputs == tuple(alone(model, job.prompt, job.length) for job in jobs)
+    assert sum(served.running) == sum(job.length for job in jobs)
+    room.memory.check()
+    assert all(pool.num_free == pool.num_blocks - 1 for pool in room.memory.pools)
+
+
 def test_a_server_without_work_does_nothing():
     """vLLM's issue 11562, an assertion in a step without tokens."""
     model = tiny(num_layers=1)

@@ -140,6 +140,28 @@ def test_a_path_given_twice_is_one_submission(folder):
     assert list(found(folder / "alice", folder, folder / "alice")) == ["alice"]
 
 
+def test_a_path_given_in_two_spellings_is_one_submission(folder, monkeypatch):
+    write(folder, {"cls/ada.ipynb": BOOK, "cls/bob/x.ipynb": BOOK})
+    (folder / "link").symlink_to(folder / "cls")
+    monkeypatch.chdir(folder)
+    ada = Path("cls/ada.ipynb")
+    for other in (
+        folder / ada,
+        Path("cls/../cls/ada.ipynb"),
+        Path("cls/bob/../ada.ipynb"),
+        Path("link/ada.ipynb"),
+    ):
+        assert found(ada, other) == {"ada": ada}
+        assert found(other, ada) == {"ada": other}
+    assert found(Path("cls/bob"), folder / "cls/bob") == {"bob": Path("cls/bob")}
+
+
+def test_two_of_one_folder_in_two_spellings_keep_their_suffixes(folder, monkeypatch):
+    write(folder, {"ada.ipynb": BOOK, "ada.zip": b""})
+    monkeypatch.chdir(folder)
+    assert set(found(Path("ada.ipynb"), folder / "ada.zip")) == {"ada.ipynb", "ada.zip"}
+
+
 def test_names_are_printable_and_short(folder):
     names = ["a\nb\x1b[31m", "x" * 200, "x" * 199 + "y"]
     write(folder, {f"{name}/work.ipynb": BOOK for name in names})

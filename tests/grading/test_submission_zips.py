@@ -285,3 +285,14 @@ def test_a_link_to_a_zip_in_a_folder(tmp_path):
     folder = write(tmp_path / "in", GOOD)
     os.symlink(outside, folder / "work.zip")
     assert note_beside(folder) == "work.zip is a symbolic link, not a file: not read"
+
+
+@pytest.mark.parametrize("name", ["work.zip", NAME])
+def test_a_disk_that_fails(tmp_path, monkeypatch, name):
+    class Broken(io.BytesIO):
+        def read(self, size=-1):
+            raise OSError(5, "Input/output error")
+
+    path = write(tmp_path, {name: b"PK"}) / name
+    monkeypatch.setattr(submission, "open_file", lambda path: Broken())
+    assert only_note(path) == f"{name} cannot be read (Input/output error)"

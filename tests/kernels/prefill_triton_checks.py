@@ -28,10 +28,11 @@ from triton_checks import DEVICE, LONG, TOLERANCES, assert_close
 
 from kvcourse.kernels import paged_prefill, store_kv
 from kvcourse.kernels.paged_prefill import attend_reference, choose_backend
+from kvcourse.kernels.paged_prefill import triton as prefill_kernel
 from kvcourse.kernels.paged_prefill.triton import attend_triton, bytes_moved, choose_blocks
 from kvcourse.kernels.store_kv.triton import bytes_moved as bytes_stored
 from kvcourse.kernels.store_kv.triton import store_triton
-from kvcourse.kernels.triton import INTERPRETED
+from kvcourse.kernels.triton import INTERPRETED, choose_splits
 
 
 def attend(case, num_splits=None):
@@ -123,9 +124,28 @@ def test_a_length_above_the_capacity_counts_as_the_capacity(num_splits, window):
     assert torch.equal(attend(case, num_splits)[0], expected)
 
 
+@pytest.mark.parametrize("num_splits", [None, 2])
+def test_a_table_of_more_slots_than_32_bits_count(num_splits, monkeypatch):
+    """Its last split would end at 2**31, which a program would read as less than nothing."""
+    case = make_case(SMOLLM2, [16], [3], 16).to(DEVICE, torch.float32)
+    expected = attend(case)[0]
+    case.block_table = case.block_table[:, :1].expand(1, 2**27)  # 2**31 slots, one entry in memory
+    chosen = []
+
+    def note(*arguments):
+        chosen.append(choose_splits(*arguments))
+        return chosen[-1]
+
+    monkeypatch.setattr(prefill_kernel, "choose_splits", note)
+    assert_close(attend(case, num_splits)[0], expected, torch.float32)
+    ((chunk, splits),) = chosen
+    assert splits * chunk < 2**31
+
+
 def test_chosen_backend_is_triton_on_a_gpu_only():
     case = make_case(SMOLLM2, [4], [2], 4).to(DEVICE, torch.float16)
-    assert choose_backend(*case.arguments) == ("triton" if DEVICE == "cuda" else "torch")
+    name = choose_backend(case.q, case.k_pages, case.v_pages, case.seq_lens)
+    assert name == ("triton" if DEVICE == "cuda" else "torch")
 
 
 def test_float64_is_refused():

@@ -1,5 +1,7 @@
 """What the operation refuses, and that the message says what to do."""
 
+import math
+
 import pytest
 import torch
 
@@ -23,6 +25,13 @@ BAD = {
     "another capacity": ({"v": torch.zeros(2, 2, 4, 6)}, "capacity"),
     "heads that do not divide": ({"q": torch.zeros(2, 3, 8)}, "whole number"),
     "no kv heads": ({"k": torch.zeros(2, 0, 5, 8), "v": torch.zeros(2, 0, 5, 6)}, "whole number"),
+    "no query heads": ({"q": torch.zeros(2, 0, 8)}, "whole number"),
+    "no numbers in a key": ({"q": torch.zeros(2, 4, 0), "k": torch.zeros(2, 2, 5, 0)}, "at least 1"),
+    "no numbers in a value": ({"v": torch.zeros(2, 2, 5, 0)}, "at least 1"),
+    "a scale that is text": ({"scale": "x"}, "a finite number"),
+    "a scale that is not a number": ({"scale": math.nan}, "a finite number"),
+    "a scale without end": ({"scale": math.inf}, "a finite number"),
+    "a scale that is a truth value": ({"scale": True}, "a finite number"),
     "two types": ({"k": torch.zeros(2, 2, 5, 8, dtype=torch.float16)}, "one floating type"),
     "values of another type": ({"v": torch.zeros(2, 2, 5, 6, dtype=torch.float16)}, "one floating type"),
     "integers": (
@@ -30,7 +39,7 @@ BAD = {
         "type",
     ),
     "two devices": ({"v": torch.zeros(2, 2, 5, 6, device="meta")}, "one device"),
-    "lengths of another batch": ({"lengths": torch.tensor([1])}, "shape (2,)"),
+    "lengths of another batch": ({"lengths": torch.tensor([1])}, "shape (batch,)"),
     "float lengths": ({"lengths": torch.tensor([1.0, 2.0])}, "int32 or int64"),
     "a length above the capacity": ({"lengths": torch.tensor([1, 6])}, "0 to the capacity, 5"),
     "a negative length": ({"lengths": torch.tensor([-1, 2])}, "0 to the capacity, 5"),
@@ -48,11 +57,12 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("backend", [None, "cpu"])
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input(name):
+def test_bad_input(name, backend):
     changes, advice = BAD[name]
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        contiguous_decode(**arguments(**changes))
+        contiguous_decode(**arguments(**{"backend": backend} | changes))
     assert advice.replace("'", "") in str(caught.value).replace("'", "")
     assert "\n" not in str(caught.value)
 

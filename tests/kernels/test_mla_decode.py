@@ -239,9 +239,10 @@ def test_chosen_backend():
     strided = make_case(SHAPES[0], [LONG], 16, layout="dims_first").to("cpu", torch.float32)
     trained = replace(single, q_rope=single.q_rope.clone().requires_grad_())
     cases = (single, double, half, strided, trained)
-    assert [choose_backend(*case.arguments) for case in cases] == ["cpu", "torch", "torch", "torch", "torch"]
+    names = [choose_backend(*case.arguments[:4]) for case in cases]
+    assert names == ["cpu", "torch", "torch", "torch", "torch"]
     with torch.no_grad():
-        assert choose_backend(*trained.arguments) == "cpu"
+        assert choose_backend(*trained.arguments[:4]) == "cpu"
 
 
 def test_gradients_flow_through_the_chosen_backend():

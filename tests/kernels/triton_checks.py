@@ -14,8 +14,9 @@ from strategies import FEW
 
 from kvcourse.kernels import contiguous_decode
 from kvcourse.kernels.contiguous_decode import attend_reference, choose_backend
+from kvcourse.kernels.contiguous_decode import triton as decode_kernel
 from kvcourse.kernels.contiguous_decode.triton import attend_triton, bytes_moved
-from kvcourse.kernels.triton import INTERPRETED
+from kvcourse.kernels.triton import INTERPRETED, choose_splits
 
 DEVICE = os.environ.get("KVCOURSE_DEVICE", "cpu")
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 4e-3} | ({torch.bfloat16: 3e-2} if DEVICE == "cuda" else {})
@@ -94,6 +95,20 @@ def test_a_length_above_the_capacity_counts_as_the_capacity(num_splits):
     expected = attend(case, num_splits)
     case.lengths = torch.tensor([LONG + 40, LONG], dtype=torch.int32)
     assert torch.equal(attend(case, num_splits), expected)
+
+
+def test_a_group_of_several_blocks_of_heads_gets_fewer_splits(monkeypatch):
+    """Each block of heads is a program of its own, so fewer splits fill the GPU."""
+    case = make_case((160, 1, 16, 16), [LONG], None, LONG).to(DEVICE, torch.float32)  # 160 heads: 3 blocks
+    programs = []
+
+    def note(rows, *arguments):
+        programs.append(rows)
+        return choose_splits(rows, *arguments)
+
+    monkeypatch.setattr(decode_kernel, "choose_splits", note)
+    assert_close(attend(case), attend_reference(*case.arguments)[0], torch.float32)
+    assert programs == [3]
 
 
 def test_chosen_backend_is_triton_on_a_gpu_only():

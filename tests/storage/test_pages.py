@@ -40,7 +40,8 @@ def pages_of(codec, field=None, num_blocks=5, block_size=3):
 @pytest.mark.parametrize("field", [Field("k", (2, 4)), Field("latent", (7,))], ids=["heads", "latent"])
 def test_what_is_written_is_read_with_the_rounding_that_was_announced(codec, field):
     pages = pages_of(codec, field)
-    x = torch.randn(6, pages.heads, pages.dim, dtype=torch.float64)
+    *heads, dim = field.shape
+    x = torch.randn(6, *(heads or [1]), dim, dtype=torch.float64)
     slots = torch.tensor([4, -1, 14, 3, -1, 8])
     pages.write(x, slots)
     blocks, places = slots[[0, 2, 3, 5]] // 3, slots[[0, 2, 3, 5]] % 3

@@ -62,17 +62,18 @@ def find_submissions(
     Errors: InputError if a path is missing or cannot be read, if a folder may be a learner's or a class's, or if
     nothing is found.
     """
-    found: dict[Path, None] = {}
+    found: dict[str, Path] = {}
     for given in map(Path, paths):
         path = given.resolve() if given.is_symlink() else given
         if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
             raise InputError(f"{given}: no such file or folder; give notebooks, zips or folders of them")
         one = whole or not path.is_dir()
-        found |= dict.fromkeys([path] if one else _entries(path, stems, len(paths) == 1))
+        for entry in [path] if one else _entries(path, stems, len(paths) == 1):
+            found.setdefault(_place(entry), entry)
     if not found:
         where = ", ".join(map(str, paths)) or "no path given"
         raise InputError(f"no submission found ({short(where)}); give notebooks, zips or folders of them")
-    return sorted(zip(_names(list(found)), found, strict=True))
+    return sorted(zip(_names(list(found.values())), found.values(), strict=True))
 
 
 def read_submission(path: Path, manifest: Manifest, name: str | None = None) -> Submission:
@@ -102,6 +103,13 @@ def read_submission(path: Path, manifest: Manifest, name: str | None = None) -> 
 
 
 # ---- which paths are submissions -------------------------------------------------------------------
+
+
+def _place(path: Path) -> str:
+    """The same for all spellings of a path. A link in a folder is a place of its own, since it is not followed."""
+    if os.path.islink(path):
+        return os.path.join(os.path.realpath(path.parent), path.name)
+    return os.path.realpath(path)
 
 
 def _entries(folder: Path, stems: Collection[str], alone: bool) -> list[Path]:
@@ -150,10 +158,11 @@ def _names(paths: list[Path]) -> list[str]:
     Two of one folder, `ada.zip` and `ada.ipynb`, keep what tells them apart.
     """
     own = [_own_name(path) for path in paths]
-    twins = Counter((path.parent, name.casefold()) for path, name in zip(paths, own, strict=True))
+    keys = [(os.path.dirname(_place(path)), name.casefold()) for path, name in zip(paths, own, strict=True)]
+    twins = Counter(keys)
     parts = [
-        (*path.absolute().parts[1:-1], path.name if twins[path.parent, name.casefold()] > 1 else name)
-        for path, name in zip(paths, own, strict=True)
+        (*path.absolute().parts[1:-1], path.name if twins[key] > 1 else name)
+        for path, name, key in zip(paths, own, keys, strict=True)
     ]
     names = [""] * len(paths)
     clashing, depth = list(range(len(paths))), 0
@@ -220,6 +229,9 @@ def _file(path: Path, name: str, budget: Budget) -> Iterator[Member]:
                 yield Member(f"{name}/{member.name}", member.data, member.problem)
     except Refused as refusal:
         yield Member(name, problem=str(refusal))
+        return
+    except OSError as error:
+        yield Member(name, problem=f"cannot be read ({error.strerror})")
         return
     if not zipped:
         yield read_member(path, name, budget)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvcourse.course.grading.sandbox import confine, kernel
+from kvcourse.course.grading.sandbox import confine, kernel, reaper
 from kvcourse.course.grading.sandbox.files import readable_files
 from kvcourse.course.grading.sandbox.limits import Limits
 from kvcourse.course.grading.sandbox.work_folder import empty_folder
@@ -23,11 +23,17 @@ from kvcourse.errors import InputError
 
 _START_SECONDS = 120  # importing torch from a slow disk
 _END_SECONDS = 20
+_KILLED = (9, 0.0)  # wait status and CPU seconds of a child that ended with its zygote
 _USERS = 60_100  # the first number of a thousand users that no system gives to anybody
 
 
 class Zygote:
     """A running zygote. Errors of its making: InputError where this system cannot confine a child at all."""
+
+    # Whether a process is dumpable holds for the whole of it: how many zygotes need this one not to be, and what it
+    # was before the first of them.
+    _hiding = 0
+    _dumpable = 0
 
     def __init__(self, hidden: Sequence[Path], without: Sequence[str]) -> None:
         self.folder = os.path.realpath(tempfile.mkdtemp(prefix="kvcourse-grade-"))
@@ -38,7 +44,7 @@ class Zygote:
         self._control: socket.socket | None = None
         self._lines = b""
         self._exit: dict[str, Any] | None = None
-        self._dumpable = 0
+        self._hides_parent = False
         try:
             os.chmod(self.folder, 0o711)
             os.mkdir(self.work)
@@ -76,7 +82,9 @@ class Zygote:
         return self._wait("started", _END_SECONDS)
 
     def end(self) -> None:
-        """Kill all that the session left, and empty its work folder."""
+        """Kill all that the session left, and empty its work folder; nothing is left of either after `close`."""
+        if self._control is None:
+            return
         try:
             self._control.sendall(b'{"end": true}')
             self._wait("ended", _END_SECONDS)
@@ -87,35 +95,41 @@ class Zygote:
 
     def exit(self) -> tuple[int, float] | None:
         """The wait status and CPU seconds of the session's child, if it has ended; does not wait."""
+        if self._control is None:
+            return _KILLED
         try:
             self._take(0)
         except (OSError, EOFError):
-            return None if self.alive else (9, 0.0)
+            return None if self.alive else _KILLED
         return None if self._exit is None else (self._exit["exited"], self._exit["cpu"])
 
     def kill(self) -> None:
         """End it and all below it, whatever it is doing."""
         if self.alive:  # else its number may be another process's by now; what it started ends with it
-            from kvcourse.course.grading.sandbox.reaper import stop_then_kill
-
-            stop_then_kill(self._process.pid)
+            reaper.stop_then_kill(self._process.pid)
             self._process.wait()
 
     def close(self) -> None:
         """End it in an orderly way and remove its folder."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        self._hang_up()
         if self._process is not None:
             try:
                 self._process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
                 self.kill()
             self._process = None
-        if self._dumpable:
-            kernel.control_process(kernel.PR_SET_DUMPABLE, self._dumpable)
-            self._dumpable = 0
+        if self._hides_parent:
+            self._hides_parent = False
+            Zygote._hiding -= 1
+            if not Zygote._hiding:
+                kernel.control_process(kernel.PR_SET_DUMPABLE, Zygote._dumpable)
         self._remove_folder()
+
+    def _hang_up(self) -> None:
+        """Close the control socket: the zygote at its other end ends."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
 
     # ---- start -------------------------------------------------------------------------------------
 
@@ -138,8 +152,11 @@ class Zygote:
 
     def _make_parent_unreadable(self) -> None:
         """Keep processes of the same user from this one's memory: they are not behind a namespace here."""
-        self._dumpable = kernel.control_process(kernel.PR_GET_DUMPABLE)
+        if not Zygote._hiding:
+            Zygote._dumpable = kernel.control_process(kernel.PR_GET_DUMPABLE)
         kernel.control_process(kernel.PR_SET_DUMPABLE, 0)
+        Zygote._hiding += 1
+        self._hides_parent = True
 
     def _unused_user(self) -> int | None:
         """A user for the children of this zygote, so that limits and signals bind them alone."""
@@ -155,19 +172,21 @@ class Zygote:
     def _launch(self, files: dict[str, Any]) -> str:
         """Start the process. Returns what kept it from getting ready, or ""."""
         settings = {**files, "means": self.means, "user": self._user, "work": self.work, "stage": self._stage}
-        self._control, theirs = socket.socketpair()
+        self._hang_up()  # of a first try
         with tempfile.TemporaryFile() as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "kvcourse.course.grading.sandbox.zygote", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=self._environment(),
-                cwd="/",
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-            theirs.close()
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                number = theirs.fileno()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "kvcourse.course.grading.sandbox.zygote", str(number)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    env=self._environment(),
+                    cwd="/",
+                    pass_fds=[number],
+                    start_new_session=True,
+                )
             try:
                 self._process.stdin.write(json.dumps(settings).encode())
                 self._process.stdin.close()

@@ -58,11 +58,17 @@ class Sandbox:
     @property
     def confinement(self) -> Confinement:
         """What keeps the children in, in words."""
+        if self._is_open:  # a dead zygote stays until its session is closed
+            return self._zygote.confinement
         return self._ready().confinement
+
+    @property
+    def _is_open(self) -> bool:
+        return self._session is not None and not self._session.closed
 
     def session(self, program: Program, limits: Limits | None = None) -> "Session":
         """Start a child for a program. What goes wrong in the program is raised at the session's first use."""
-        if self._session is not None and not self._session.closed:
+        if self._is_open:
             raise RuntimeError("a sandbox has one session at a time: close the one that is open")
         limits = limits or Limits()
         try:
