@@ -93,7 +93,7 @@ def test_page_says_what_the_record_says(some):
         for o in shown:
             assert one_line(printable(o.message)) in found.text
         for o in shown if len({(o.outcome, o.message) for o in shown}) > 1 else ():
-            if o.hint.strip() and o.outcome != "passed":
+            if o.hint.strip() and o.outcome == "failed":
                 assert f"Hint: {one_line(o.hint)}" in found.text
 
 
@@ -143,12 +143,14 @@ def test_messages_keep_their_lines_and_hints_are_for_those_who_need_them():
                     [
                         outcome("a", 1, "visible", "failed", lines, "Try"),
                         outcome("b", 1, "visible", "passed", "", "Not"),
+                        outcome("c", 1, "visible", "stopped", "10 s of CPU time", "Not"),
+                        outcome("d", 1, "visible", "not run", "its cell is missing", "Not"),
                     ],
                 )
             ]
         )
     )
-    assert found.pres == [lines]
+    assert found.pres == [lines, "10 s of CPU time", "its cell is missing"]
     assert "Hint: Try" in found.text
     assert "Not" not in found.text
 

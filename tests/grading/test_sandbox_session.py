@@ -14,6 +14,7 @@ import torch
 from sandboxed import SMALL, outcome, program, works
 
 from kvcourse.course.grading.sandbox import Limits, Remote, Sandbox, Stopped, StudentError
+from kvcourse.course.grading.sandbox.confine import in_words
 from kvcourse.course.grading.sandbox.errors import Closed
 from kvcourse.errors import InputError
 
@@ -289,6 +290,17 @@ def test_windows_is_told_what_to_do(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
     with pytest.raises(InputError, match="WSL"):
         Sandbox()
+
+
+@pytest.mark.parametrize(
+    ("means", "words"),
+    [
+        ({"namespaces": 1, "landlock": 0, "seccomp": 0}, "none (a network namespace)"),
+        ({"namespaces": 0, "landlock": 0, "seccomp": 1}, "blocked sockets (by the kernel)"),
+    ],
+)
+def test_what_keeps_from_the_network_reads_as_that(means, words):
+    assert in_words(means, None).network == words
 
 
 def test_confinement_says_what_was_used():

@@ -59,7 +59,7 @@ like_a_chapter = pytest.mark.parametrize("name", CHAPTERS)
 
 @like_a_chapter
 def test_a_folder_with_a_notebook_named_like_a_chapter_is_one_submission(folder, name):
-    write(folder, {name: BOOK, "notes.ipynb": BOOK, "data/numbers.csv": b"", ".git/old.ipynb": BOOK})
+    write(folder, {name: BOOK, "notes.ipynb": BOOK, "data/.ipynb_checkpoints/old.ipynb": BOOK})
     assert found(folder) == {"handed_in": folder}
 
 

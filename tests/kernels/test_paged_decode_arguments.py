@@ -68,6 +68,7 @@ BAD = {
     "a soft cap of zero": ({"soft_cap": 0.0}, "above 0, or None"),
     "a soft cap of infinity": ({"soft_cap": math.inf}, "soft_cap is inf"),
     "an unknown backend": ({"backend": "cuda"}, "use one of reference, torch"),
+    "a list of backends": ({"backend": ["cpu"]}, "use one of reference, torch"),
     "the CPU kernel on another type": (DOUBLES | {"backend": "cpu"}, "backend='torch'"),
     "gradients of a kernel": (
         {"q": torch.zeros(2, 4, 8, requires_grad=True), "backend": "cpu"},
