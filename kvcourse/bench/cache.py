@@ -75,28 +75,13 @@ class Case:
         }
 
 
-@dataclass(frozen=True)
-class Report:
-    """All cases of one run. Prints as a table; `to_json` adds machine, versions and commit."""
+class Report(report.CaseReport):
+    """All cases of one run. Prints as a table."""
 
-    cases: tuple[Case, ...]
-    device: str
-    dtype: str
-    bandwidth: float
-
-    def to_json(self) -> str:
-        return report.to_json(
-            "cache",
-            self.cases[-1].timing.date,
-            device=self.device,
-            dtype=self.dtype,
-            read_bytes_per_second=self.bandwidth,
-            cases=[case.to_dict() for case in self.cases],
-        )
+    benchmark = "cache"
 
     def __rich__(self) -> Group:
-        where = f"{self.dtype} on {self.device}, {self.bandwidth / 1e9:.1f} GB/s read"
-        step = report.table(f"one decode step, {where}", (*HEADERS, "tokens/s"))
+        step = report.table(f"one decode step, {self.where}", (*HEADERS, "tokens/s"))
         part = report.table("its KV part: storing and attending, all layers", HEADERS)
         for case in self.cases:
             row = (str(case.batch), f"{case.context:,}")

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from rich.console import Group
@@ -95,36 +95,21 @@ class Case:
         }
 
 
-@dataclass(frozen=True)
-class Report:
-    """All cases of one run. Prints as a table; `to_json` adds machine, versions and commit."""
+class Report(report.CaseReport):
+    """All cases of one run. Prints as a table."""
 
-    cases: tuple[Case, ...]
-    device: str
-    dtype: str
-    bandwidth: float
-
-    def to_json(self) -> str:
-        return report.to_json(
-            "mla",
-            self.cases[-1].timing.date,
-            device=self.device,
-            dtype=self.dtype,
-            block_size=BLOCK_SIZE,
-            read_bytes_per_second=self.bandwidth,
-            cases=[case.to_dict() for case in self.cases],
-        )
+    benchmark = "mla"
+    settings: ClassVar = {"block_size": BLOCK_SIZE}
 
     def __rich__(self) -> Group:
-        where = f"{self.dtype} on {self.device}, {self.bandwidth / 1e9:.1f} GB/s read"
         models = dict.fromkeys(case.model for case in self.cases)
-        return Group(*(self._table(model, where) for model in models), machine.one_line())
+        return Group(*(self._table(model) for model in models), machine.one_line())
 
-    def _table(self, model: str, where: str) -> Table:
+    def _table(self, model: str) -> Table:
         headers = (
             "batch", "context", KERNEL, "÷ floor", "absorbed", "speedup", "projections", "expanded", "speedup",
         )  # fmt: skip
-        table = report.table(f"{model}, one layer's decode attention, {where}", headers)
+        table = report.table(f"{model}, one layer's decode attention, {self.where}", headers)
         for case in self.cases:
             if case.model != model:
                 continue

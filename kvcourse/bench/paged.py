@@ -15,7 +15,7 @@ bandwidth measured on this machine.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from rich.console import Group
@@ -96,25 +96,11 @@ class Case:
         }
 
 
-@dataclass(frozen=True)
-class Report:
-    """All cases of one run. Prints as a table; `to_json` adds machine, versions and commit."""
+class Report(report.CaseReport):
+    """All cases of one run. Prints as a table."""
 
-    cases: tuple[Case, ...]
-    device: str
-    dtype: str
-    bandwidth: float
-
-    def to_json(self) -> str:
-        return report.to_json(
-            "paged",
-            self.cases[-1].timing.date,
-            device=self.device,
-            dtype=self.dtype,
-            block_size=BLOCK_SIZE,
-            read_bytes_per_second=self.bandwidth,
-            cases=[case.to_dict() for case in self.cases],
-        )
+    benchmark = "paged"
+    settings: ClassVar = {"block_size": BLOCK_SIZE}
 
     def __rich__(self) -> Group:
         return Group(*(self._table(case) for case in self.cases), machine.one_line())
@@ -123,7 +109,7 @@ class Report:
         s = case.shape
         title = (
             f"{case.model}: batch {s.batch}, {s.num_heads}/{s.num_kv_heads} heads of {s.head_dim}, "
-            f"{s.context:,} tokens, {self.dtype} on {self.device}, {self.bandwidth / 1e9:.1f} GB/s read"
+            f"{s.context:,} tokens, {self.where}"
         )
         table = report.table(title, ("arm", "median", "quartiles", "÷ SDPA", "÷ floor"), names=1)
         for name, arm in case.timing.arms.items():
